@@ -4,23 +4,27 @@ than the ceiling of its queues allows, and on other nodes than it was on only wh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import Checkpoint, JobRecord
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.world import Generation, Member, Place, PodReport
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
-from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
+from nodeagent.plan.fairshare.resources import NOTHING, Resources, devices_for, of_devices, times, together
 from nodeagent.plan.nodes.availability import spot_nodes
-from nodeagent.plan.nodes.candidates import Candidate, Standing, candidates, ranked, score
+from nodeagent.plan.nodes.candidates import Candidate, Standing, candidates, free_gpus, ranked, score
 from nodeagent.plan.nodes.health import worn_nodes
+from nodeagent.plan.nodes.kinds import NodeKind
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.placing.counts import PlacesCount, RoleRoom, count_places, room_of
 from nodeagent.plan.placing.places import Ground, Layout, Site, had_places
 from nodeagent.plan.placing.topology import (
     GangLayout,
@@ -333,20 +337,35 @@ def _ground(
 ) -> tuple[Ground, Sequence[Sequence[int]]]:
     """The candidates, and which of them are in each domain that is tried before all of them."""
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
-    if not arranged(cluster, job.spec):
-        return Ground(spec.roles, _with_devices(sites), tree(cluster)), ()
-    gang = gang_of(cluster, job.spec)
-    if members:
-        sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
-    return Ground(spec.roles, sites, tree(cluster)), _domains(gang, [site.node for site in sites], list(members))
+    domains: Sequence[Sequence[int]] = ()
+    if arranged(cluster, job.spec):
+        gang = gang_of(cluster, job.spec)
+        if members:
+            sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
+        domains = _domains(gang, [site.node for site in sites], list(members))
+    some = _with_room(spec.roles, sites)
+    if len(some) < len(sites):
+        numbers = {i: number for number, i in enumerate(some)}
+        domains = [[numbers[i] for i in among if i in numbers] for among in domains]
+        sites = [sites[i] for i in some]
+    return Ground(spec.roles, sites, tree(cluster)), domains
 
 
-def _with_devices(sites: Sequence[Site]) -> Sequence[Site]:
-    """Without those that have nothing: no place goes there. All of them, if they have more GPUs than the others, since
-    roles go by what a place takes on the node with most."""
-    some = [site for site in sites if site.devices or site.had]
-    most_gpus = max((len(site.facts.gpus) for site in sites), default=0)
-    return some if any(len(site.facts.gpus) == most_gpus for site in some) else sites
+def _with_room(roles: Sequence[Role], sites: Sequence[Site]) -> Sequence[int]:
+    """The numbers of those that have room for a place; of all, where they are not alike, since roles go by what a place
+    takes on the node with most GPUs."""
+    installed = {len(site.facts.gpus) for site in sites}
+    if len(installed) != 1:
+        return range(len(sites))
+    takes = {devices_for(role, *installed) for role in roles}
+    least_gpus = min((gpus for gpus, _ in takes if gpus), default=math.inf)
+    least_slots = min((slots for gpus, slots in takes if not gpus), default=math.inf)
+    some = list[int]()
+    for i, site in enumerate(sites):
+        gpus = free_gpus(site.facts, site.devices)
+        if gpus >= least_gpus or len(site.devices) - gpus >= least_slots or site.had:
+            some.append(i)
+    return some or range(len(sites))
 
 
 def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
@@ -420,6 +439,21 @@ def could_lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[
     """Whether ``lay`` finds room on these for a job of several roles that has no nodes; at no more cost than that."""
     ground, domains = _ground(cluster, job, spec, able, {})
     return ground.holds(domains, spec.within)
+
+
+def count_on(cluster: Cluster, spec: JobSpec, free: Sequence[tuple[str, NodeKind]]) -> PlacesCount:
+    """What a count says of the places of a job of several roles on these nodes. ``free``: what each has for the job."""
+    kinds, rooms = Counter(kind for _, kind in free), dict[object, RoleRoom]()
+    by_role = list[RoleRoom]()
+    for role in spec.roles:
+        asks = role.placement if role.placement is not None and role.placement.hard else None
+        what = role.workers_per_node, role.gpus_per_worker, role.replicas is None, asks
+        if what not in rooms:
+            able = tree(cluster).allowed(asks) if asks is not None else None
+            rooms[what] = room_of(role, kinds if able is None else Counter(kind for n, kind in free if n in able))
+        by_role.append(rooms[what])
+    found = count_places(spec.roles, by_role, kinds)
+    return found._replace(room=None) if found.room and spec.within else found
 
 
 def _share_out(

@@ -4,20 +4,16 @@ one, and who has to leave it its nodes, is decided in ``reservations.py``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import JobSpec
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.kinds import NodeKind, kind_of
-from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.counts import RoleRoom, count_places, room_of
-from nodeagent.plan.placing.placement import could_lay, lay
+from nodeagent.plan.placing.placement import could_lay, count_on, lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
 from nodeagent.plan.queueing.departures import UNKNOWN, alike_for, departures, free_at, working_nodes
 from nodeagent.plan.queueing.room import shut_for
@@ -73,10 +69,8 @@ def of_places(cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Col
         if survivors(cluster, job):
             return bool(pick(until))
         found = able(until)
-        room = _counted(cluster, job.sized_before, found)
-        if room is None or (room and job.spec.within):
-            return could_lay(cluster, job, job.sized_before, [one.node for one in found])
-        return room
+        room = count_on(cluster, job.sized_before, [(one.node.node, one.kind) for one in found]).room
+        return could_lay(cluster, job, job.sized_before, [one.node for one in found]) if room is None else room
 
     return {"": 0, " ": UNKNOWN} | left, enough, pick
 
@@ -109,21 +103,6 @@ def _free_by(cluster: Cluster, job: JobRecord, until: int) -> Mapping[str, _Free
             found[name] = _Free(Candidate(name, node.incarnation.life, "fit", "", devices), kind_of(node, used))
         known[until] = found
     return known[until]
-
-
-def _counted(cluster: Cluster, spec: JobSpec, free: Sequence[_Free]) -> bool | None:
-    """Whether all places have room on these nodes; None: only a layout can tell."""
-    kinds, rooms = Counter(one.kind for one in free), dict[object, RoleRoom]()
-    by_role = list[RoleRoom]()
-    for role in spec.roles:
-        asks = role.placement if role.placement is not None and role.placement.hard else None
-        what = role.workers_per_node, role.gpus_per_worker, role.replicas is None, asks
-        if what not in rooms:
-            able = tree(cluster).allowed(asks) if asks is not None else None
-            own = kinds if able is None else Counter(one.kind for one in free if one.node.node in able)
-            rooms[what] = room_of(role, own)
-        by_role.append(rooms[what])
-    return count_places(spec.roles, by_role, kinds).room
 
 
 def would_do(cluster: Cluster, job: JobRecord) -> Sequence[str]:

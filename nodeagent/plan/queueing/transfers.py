@@ -23,8 +23,9 @@ from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, of_devices, together, wanted
 from nodeagent.plan.nodes.candidates import Candidate, asked, score
+from nodeagent.plan.nodes.kinds import NodeKind, kind_of
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import arranged, lay
+from nodeagent.plan.placing.placement import arranged, count_on, lay
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
 from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent
@@ -246,17 +247,23 @@ class TransferPlanner:
         leave as little as will do."""
         self._limit(job, self.barring(job), anywhere=False)
         idle, sources = [*self._idle_for(job)], self._sources(job)
-        tried = {len(sources): self._laid(job, idle, sources)}
-        if tried[len(sources)] is None:
-            self._keep(job)
-            return False
+        tried = dict[int, tuple[Layout, Reclaim] | None]()
 
         def enough(count: int) -> bool:
+            free = [(one.node, kind) for one, kind in self._open(job, idle, sources[:count])]
+            room = count_on(self._cluster, job.sized_before, free)
+            if room.room is False:
+                return False
+            if room.room and not self._without(sources[:count]).barring(job, room.most):
+                return True
             tried[count] = self._laid(job, idle, sources[:count])
             return tried[count] is not None
 
+        if not enough(len(sources)):
+            self._keep(job)
+            return False
         count = bisect_left(range(len(sources)), True, key=enough)
-        found = tried[count]
+        found = tried[count] if count in tried else self._laid(job, idle, sources[:count])
         assert found is not None
         layout, plan = found
         needs, some = _use_of(layout), list[_Source]()
@@ -307,26 +314,38 @@ class TransferPlanner:
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
         return found
 
-    def _laid(self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]) -> tuple[Layout, Reclaim] | None:
-        """Where the places of a job of several roles would be on idle nodes and on those, and what queues use without
-        what is left so; None if not all have room, or if the job's queues may not have so much."""
+    def _open(
+        self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]
+    ) -> list[tuple[Candidate, NodeKind]]:
+        """Idle nodes and those that the sources leave, with what each has for a job of several roles then."""
         gone: dict[str, set[str]] = {}
         for source in sources:
             for node in source.nodes:
                 if self._fits(job, node, source.donor.uid):
                     gone.setdefault(node, set()).add(source.donor.uid)
-        able = []
+        found = list[tuple[Candidate, NodeKind]]()
         for node in dict.fromkeys((*idle, *gone)):
             record, leave = self._cluster.nodes[node], gone.get(node, ())
             used = {d for uid, devices in self._books.used.get(node, {}).items() if uid not in leave for d in devices}
             devices = tuple(d for d in record.facts.devices() if d not in used)
-            able.append(Candidate(node, record.incarnation.life, "fit", "", devices))
-        layout = lay(self._cluster, job, job.sized_before, able)
-        if layout.lack:
-            return None
+            one = Candidate(node, record.incarnation.life, "fit", "", devices)
+            found.append((one, kind_of(record, used)))
+        return found
+
+    def _without(self, sources: Iterable[_Source]) -> Reclaim:
+        """What queues use without what is left so."""
         plan = Reclaim(self._cluster, self._reclaim)
         for source in sources:
             plan.release(source.donor, source.use)
+        return plan
+
+    def _laid(self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]) -> tuple[Layout, Reclaim] | None:
+        """Where the places of a job of several roles would be on idle nodes and on those, and what queues use without
+        what is left so; None if not all have room, or if the job's queues may not have so much."""
+        layout = lay(self._cluster, job, job.sized_before, [one for one, _ in self._open(job, idle, sources)])
+        if layout.lack:
+            return None
+        plan = self._without(sources)
         return None if plan.barring(job, _use_of(layout)) else (layout, plan)
 
     def _allowed(self, job: JobRecord, lack: int) -> tuple[int, str]:

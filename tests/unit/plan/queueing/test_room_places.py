@@ -25,6 +25,9 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes import candidates
 from nodeagent.plan.placing.placement import choose, soon
 from nodeagent.plan.placing.places import _Try
+from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, transfers
+from nodeagent.plan.queueing.queue import NEXT
+from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from tests.profiled import counted
 from tests.unit.plan.build import (
@@ -137,3 +140,12 @@ def test_of_many_jobs_that_wait_few_are_laid_out_and_none_is_judged_node_by_node
         assert calls[JUDGED] <= 2 * len(cluster.nodes), "for each job that waits it would be thousands"
         passes.append(calls[PASSES])
     assert passes[0] == passes[1] < 60
+
+
+def test_nodes_for_the_first_of_several_queues_are_found_with_one_layout_each() -> None:
+    """Of idle nodes and of what other jobs could leave: how much of that is enough, a count says."""
+    shared = Queues(rev=1, queues=(Queue(name="a"), Queue(name="b")))
+    cluster = crowd(100, 60, 8, WIDE, shared)
+    calls = counted(lambda: transfers(cluster))
+    assert len(reserved(cluster).found) <= NEXT + 1
+    assert calls[PASSES] <= (NEXT + 1) + MOST_OF_ROLES, "one for each reservation, and one for each job here"
