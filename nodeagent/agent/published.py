@@ -44,6 +44,10 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
             out[uid] = Readiness(state="preparing", reason=reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
             out[uid] = Readiness(state="unfit", reason=reason, code=status.code, passing=status.passing)
+        elif status.portless:
+            out[uid] = Readiness(
+                state="unfit", reason=status.portless, passing=True, portless=True, folder=status.folder
+            )  # fmt: skip
         else:
             out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out

@@ -146,6 +146,9 @@ class Readiness(Record):
     passing: bool = False
     """For ``unfit``: what is missing may come although nobody changes the job (a disk is full, a file server is
     silent). The job waits for it; whatever else is missing on every node ends it."""
+    portless: bool = False
+    """``unfit`` only because the node has too few free ports for the rendezvous, or for its places: while another node
+    leads a gang of one role, it can take part."""
     folder: str = ""
     """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
     since: int = 0

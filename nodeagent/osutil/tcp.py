@@ -5,13 +5,13 @@ Standard library only, because the shim imports it. Must never know what a port 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The second lists the ends of dual-stack clients, too."""
-ESTABLISHED, LISTENS = "01", "0A"
+ESTABLISHED, LINGERS, LISTENS = "01", "06", "0A"
 
 
 class TcpSocket(NamedTuple):
@@ -21,6 +21,11 @@ class TcpSocket(NamedTuple):
     other: str
     state: str
     uid: int
+
+    @property
+    def port(self) -> int:
+        """Its own."""
+        return int(self.own.rpartition(":")[2], 16)
 
 
 def sockets(table: Path) -> Iterator[TcpSocket]:
@@ -41,4 +46,15 @@ def listening() -> Iterator[int]:
     for table in TABLES:
         for one in sockets(table):
             if one.state == LISTENS:
-                yield int(one.own.rpartition(":")[2], 16)
+                yield one.port
+
+
+def owners(ports: Container[int]) -> dict[int, set[int]]:
+    """Users (uids) to those of these ports that sockets of theirs have. The kernel lists no socket that is bound and
+    neither listens nor is connected, and names nobody for one that only lingers. Raises OSError."""
+    found: dict[int, set[int]] = {}
+    for table in TABLES:
+        for one in sockets(table):
+            if one.state != LINGERS and one.port in ports:
+                found.setdefault(one.uid, set()).add(one.port)
+    return found

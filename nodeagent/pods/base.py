@@ -88,6 +88,8 @@ class PodStatus(Record):
     rendezvous: Rendezvous | None = None
     ports: Listed[Whole] = ()
     """Held for the places of the generation that was promised last."""
+    portless: str = ""
+    """Why the node had too few free ports when some were asked for last; empty: it had them, or nobody has asked."""
     snapshot_bytes: Whole = 0
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""

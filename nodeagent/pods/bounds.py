@@ -48,8 +48,8 @@ def bounded(status: PodStatus) -> PodStatus:
         raise ValueError(f"a port that is not 1 to {PORT_MAX}")
     cut: dict[str, object] = {
         name: text[:TEXT_MAX]
-        for name, text in (("reason", status.reason), ("refused", status.refused), ("written", status.written))
-        if len(text) > TEXT_MAX
+        for name in ("reason", "refused", "written", "portless")
+        if len(text := getattr(status, name)) > TEXT_MAX
     }
     for name, exits in (("exits", status.exits), ("restarted", status.restarted)):
         if (brief := _brief(exits)) is not exits:

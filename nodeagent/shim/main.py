@@ -35,7 +35,7 @@ from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files
 from nodeagent.shim.promise import PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
-from nodeagent.shim.rendezvous import Holder, PlacePorts
+from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
 
 TICK = 0.25
@@ -69,7 +69,7 @@ class Shim:
         )  # fmt: skip
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
-        self.place_ports = PlacePorts(ports)
+        self.place_ports = PlacePorts(PortSearch(self.loop, ports, self.changed))
         self.gang: LocalGang | None = None
         self._doubted: LocalGang | None = None
         """The last one whose workers found something wrong with what this node had checked."""
@@ -426,6 +426,7 @@ class Shim:
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
             "ports": self.place_ports.held,
+            "portless": self.holder.search.lack or self.place_ports.search.lack,
             "waiting": gang.waiting if gang else [],
             "ready": list(self.readiness.ready) if self.readiness is not None else [],
             "rounds": dict(gang.rounds.reached) if gang else {},

@@ -14,12 +14,17 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from nodeagent.osutil.tcp import owners
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.processes import watched
 
 STORE_BOUND = 5.0
 """Seconds until a store process that does not answer is given up, and the port is only kept free."""
+LOOK_AGAIN = 5.0
+"""Seconds from one look for free ports that there were too few of to the next."""
+NAMED = 3
+"""Users that a sentence names, those with most ports first."""
 
 
 def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0) -> socket.socket:
@@ -48,14 +53,64 @@ def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0
                     raise OSError(f"{host} is no address of this machine") from error
                 continue
             return candidate
-    raise OSError(f"no free port in {low}-{high} on {host}")
+    raise OSError(f"no free port in {low}-{high} on {host} ({_who_has(range(low, high + 1))})")
+
+
+def _who_has(ports: range) -> str:
+    """In words, for everybody: whose they are."""
+    try:
+        found = sorted(owners(ports).items(), key=lambda one: (-len(one[1]), one[0]))
+    except OSError as error:
+        return f"whose they are cannot be read: {error.strerror}"
+    named = [f"uid {uid} has {len(held)} of them" for uid, held in found[:NAMED]]
+    return ", ".join(named) or "the kernel names nobody for sockets that are bound and do not listen"
+
+
+class PortSearch:
+    """Whether this node has had too few free ports, as a node that others try then only where they must. Looked at
+    again and again until it has them, whatever is asked of the node meanwhile."""
+
+    def __init__(self, loop: Loop, bounds: tuple[int, int], changed: Callable[[], None]) -> None:
+        self._loop, self._bounds, self._changed = loop, bounds, changed
+        self._again: Delay | None = None
+        self.lack = ""
+        """Why, in a sentence for everybody; empty: the last search found all."""
+
+    def find(self, host: str, count: int = 1, avoid: int = 0, above: int = 0) -> list[socket.socket]:
+        """So many sockets as of ``bind_free``. Raises OSError if there are fewer."""
+        found: list[socket.socket] = []
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        try:
+            for _ in range(count):
+                found.append(bind_free(host, self._bounds, avoid, above))
+        except OSError as error:
+            _close(found)
+            self.lack = str(error)
+            self._again = self._loop.after(LOOK_AGAIN, lambda: self._look(host, count, avoid, above))
+            raise
+        self.lack = ""
+        return found
+
+    def _look(self, host: str, count: int, avoid: int, above: int) -> None:
+        before = self.lack
+        with contextlib.suppress(OSError):  # ``lack`` says so
+            _close(self.find(host, count, avoid, above))
+        if self.lack != before:
+            self._changed()
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
 
 
 class PlacePorts:
     """Ports that are kept free for the places of one generation on this node, until their workers start."""
 
-    def __init__(self, bounds: tuple[int, int]) -> None:
-        self._bounds = bounds
+    def __init__(self, search: PortSearch) -> None:
+        self.search = search
         self._sockets: list[socket.socket] = []
         self.token: dict[str, Any] | None = None
         self.held: list[int] = []
@@ -67,17 +122,14 @@ class PlacePorts:
         self.starting()
         self.token, self.held, self.problem = token, [], ""
         try:
-            for _ in range(count):
-                self._sockets.append(bind_free(local, self._bounds))
+            self._sockets = self.search.find(local, count)
         except OSError as error:
-            self.starting()
             self.problem = str(error)
         self.held = [one.getsockname()[1] for one in self._sockets]
 
     def starting(self) -> None:
         """The ports are the workers' to bind."""
-        for one in self._sockets:
-            one.close()
+        _close(self._sockets)
         self._sockets = []
 
 
@@ -85,7 +137,8 @@ class Holder:
     """Owns the socket and the store process."""
 
     def __init__(self, loop: Loop, address: str, ports: tuple[int, int], changed: Callable[[], None]) -> None:
-        self._loop, self._host, self._ports, self._changed = loop, address, ports, changed
+        self._loop, self._host, self._changed = loop, address, changed
+        self.search = PortSearch(loop, ports, changed)
         self._socket: socket.socket | None = None
         self._store = -1
         """pidfd of the store process that serves now."""
@@ -108,7 +161,7 @@ class Holder:
         self.release()
         self.token = token
         try:
-            held = bind_free(local, self._ports, self._last, above)
+            (held,) = self.search.find(local, avoid=self._last, above=above)
         except OSError as error:
             self.problem = str(error)
             self._changed()

@@ -427,7 +427,9 @@ class Checker:
             stayed = [
                 m.node for m in sorted(last[1].values(), key=lambda m: m.group_rank) if m.node in generation.members
             ]
-            if [n for n in names if n in stayed] != stayed and not job.spec.segments:  # those go before
+            swapped = {names[0], *stayed[:1]} if any(m.squatted for m in self.machines.values()) else set[str]()
+            kept = [n for n in names if n in stayed and n not in swapped]
+            if kept != [n for n in stayed if n not in swapped] and not job.spec.segments:  # those go before
                 raise Broken(f"invariant 3: survivors changed their order: {last[1]} to {names}")
         self._all_or_nothing(job, generation)
 

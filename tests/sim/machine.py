@@ -12,6 +12,7 @@ from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
 from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, Rendezvous, StartOrder
+from nodeagent.shim.rendezvous import LOOK_AGAIN
 from nodeagent.shim.turns import HALF, Turns
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
@@ -92,6 +93,7 @@ class SimPod:
     refused: str = ""
     rendezvous: Rendezvous | None = None
     ports: tuple[int, ...] = ()
+    portless: str = ""
     killing: bool = False
     commit_request: CommitRequest | None = None
     turns: Turns | None = None
@@ -167,7 +169,7 @@ class SimPod:
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
             tuple(self.alive), tuple(self.exits), tuple(self.restarted), self.fenced, self.refused,
-            self.rendezvous, self.ports, self.commit_request, self.stall,
+            self.rendezvous, self.ports, self.portless, self.commit_request, self.stall,
             self.warming, tuple(self.held), tuple(self.dropped), tuple(self.ready),
             tuple(self.rounds.items()), tuple(self.down),
         )  # fmt: skip
@@ -189,6 +191,7 @@ class SimPod:
             exits=tuple(self.exits), restarted=tuple(self.restarted), fenced=self.fenced, refused=self.refused,
             rendezvous=self.rendezvous,
             ports=self.ports,
+            portless=self.portless,
             commit=self.commit_request if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
             waiting=tuple(sorted({self.role_of(local) for local in self.held})), ready=tuple(self.ready),
@@ -212,6 +215,8 @@ class SimMachine:
         self.frozen = Gate()
         self.powered = True
         self.never_ready: frozenset[str] = frozenset()
+        self.squatted = False
+        """Somebody holds all ports for rendezvous."""
         """Jobs whose pods never get ready here: an import that hangs."""
         self.waits = False
         self.left_in_order: list[tuple[float, str]] = []
@@ -637,11 +642,22 @@ class SimMachine:
             return
         self.promised[uid] = token
 
+        def look_again() -> None:
+            if self._acts(uid) is pod and pod.portless and not self.squatted:
+                pod.portless = ""
+                self.touch()
+            elif self._acts(uid) is pod and pod.portless:
+                self.later(LOOK_AGAIN, look_again)
+
         def done() -> None:
             if self._acts(uid) is pod:
                 pod.highest = token
                 pod.rendezvous, pod.ports = None, tuple(range(29800, 29800 + ports))
-                if rendezvous:
+                if rendezvous and self.squatted:
+                    pod.portless = "no free port"
+                    self.later(LOOK_AGAIN, look_again)
+                elif rendezvous:
+                    pod.portless = ""
                     pod.rendezvous = Rendezvous(
                         token=token, address=f"{self.name}:{29400 + token.number % 400}", store_hosted=True
                     )

@@ -116,6 +116,35 @@ def test_a_shim_that_dies_between_its_promise_and_the_acknowledgement_costs_no_t
     simulate(3, scenario)
 
 
+def test_a_node_whose_ports_somebody_holds_leads_no_gang_and_takes_part() -> None:
+    """Before, the gang was never formed again while they were held."""
+
+    async def scenario(c: SimCluster) -> None:
+        def first() -> str:
+            generation = c.job("j").generation
+            return next(m.node for m in generation.ordered()) if generation is not None else ""
+
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        before = first()
+        c.nodes[before].machine.squatted = True
+        c.nodes["n3"].machine.worker_ends("uid-j", 0, signal=9)
+        assert await running(c, 3, limit=5) < 2.0
+        assert first() != before
+        for node in c.nodes.values():
+            node.machine.squatted = True
+        c.nodes["n3"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: "no free port" in c.job("j").reason and c.job("j").phase == "holding", 30, "it holds")
+        number = c.job("j").generation.number  # type: ignore[union-attr]
+        await asyncio.sleep(60)
+        assert c.job("j").phase == "holding" and c.job("j").generation.number == number  # type: ignore[union-attr]
+        c.nodes["n2"].machine.squatted = False
+        await running(c, 3, limit=30)
+        assert first() == "n2" and [e.counts for e in c.job("j").budget.values()] == [True, True]
+
+    simulate(3, scenario)
+
+
 def test_what_is_still_ordered_to_start_is_not_quiet() -> None:
     """A shim was busy, its agent promised that nothing ran, and then it carried out the start: two generations."""
 

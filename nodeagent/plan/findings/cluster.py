@@ -14,7 +14,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, Owned, Quota
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import Cut, describe_cut
@@ -269,11 +269,11 @@ def _gpus(cluster: Cluster) -> Iterator[Placed]:
 
 
 def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:
-    unfit: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    unfit: dict[str, list[tuple[str, Readiness]]] = defaultdict(list)
     for name, node in sorted(_live(cluster).items()):
         for uid, ready in node.readiness.items():
             if ready.state == "unfit":
-                unfit[uid].append((name, ready.reason))
+                unfit[uid].append((name, ready))
     for job in sorted(cluster.jobs.values(), key=lambda j: j.order):
         if job.phase in TERMINAL:
             continue
@@ -290,8 +290,9 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
         elif silent := silence(cluster, job):
             yield f"job/{job.name}", _error(silent, fix)
-        for name, reason in unfit.get(job.uid, ()):
-            yield f"node/{name}", _warning(f"cannot run job {job.name}: {reason}", fix)
+        for name, ready in unfit.get(job.uid, ()):
+            what = "lead" if ready.portless and not job.spec.several else "run"
+            yield f"node/{name}", _warning(f"cannot {what} job {job.name}: {ready.reason}", fix)
 
 
 def _versions(cluster: Cluster) -> Iterator[Placed]:

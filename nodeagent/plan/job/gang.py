@@ -14,7 +14,7 @@ from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults, timeouts
 from nodeagent.plan.failure.policies import BY, GO_ON, STOPPED_CODE
-from nodeagent.plan.job.proposal import propose_or_hold
+from nodeagent.plan.job.proposal import propose_or_hold, why_portless
 from nodeagent.plan.job.running import (
     after_fault,
     completed,
@@ -148,8 +148,8 @@ def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: flo
         f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, generation), job, size=len(generation.members)
     )
     silent, stopping = lacks.silent, lacks.stopping
-    if lacks.unfit:
-        return _form_again(cluster, job, generation, (), lacks.unfit)
+    if lacks.unfit or lacks.portless:
+        return _form_again(cluster, job, generation, (), lacks.unfit, lacks.portless)
     if job.failsafe_members and not generation.released and not silent and not stopping:
         names = ", ".join(sorted(job.failsafe_members, key=natural))
         return Decision(None, (f"waits for one of {names} to let go of the generation before",))
@@ -176,15 +176,24 @@ class _Lacks:
     """Nodes that may still run an older one, in natural order."""
     unfit: Mapping[str, str]
     """Those of the silent that cannot take part after all: node to why."""
+    portless: str = ""
+    """Why the first of them cannot lead the others, if another may; then ``unfit`` is empty."""
 
 
 def _lacks(cluster: Cluster, job: JobRecord, generation: Generation) -> _Lacks:
     silent = tuple(m.node for m in generation.ordered() if m.node in generation.missing)
     ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
-    unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
+    unfit = {
+        n: f"{n} cannot run it: {r.reason}"
+        for n, r in ready.items()
+        if r is not None and r.state == "unfit" and (job.spec.several or not r.portless)
+    }
     astray = strays(cluster, job)
     unfit |= {n: astray[n] for n in silent if n in astray}
-    return _Lacks(silent, tuple(sorted(generation.holders, key=natural)), unfit)
+    lead = next((n for n in silent if generation.members[n].group_rank == 0), "")
+    why = why_portless(cluster, job, lead)
+    portless = f"{lead} cannot lead it: {why}" if why and not unfit else ""
+    return _Lacks(silent, tuple(sorted(generation.holders, key=natural)), unfit, portless)
 
 
 def _form_again(
@@ -199,9 +208,9 @@ def _form_again(
     ``drop`` (node to why)."""
     members_gone = [n for n in gone if n in generation.members]
     news = why or "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
-    cause = (
-        generation.cause.model_copy(update={"text": f"{generation.cause.text}; {news}"}) if news else generation.cause
-    )
+    cause = generation.cause
+    if news and news not in cause.text:  # two nodes may take turns in having no port
+        cause = cause.model_copy(update={"text": f"{cause.text}; {news}"})
     if generation.planned and (left := [n for n in gone if n in generation.holders]):
         # Its workers were to leave with the others, who need not wait for it (see blame.leaves_broken).
         text = f"node {', '.join(left)} lost, while workers left since {generation.cause.text}"

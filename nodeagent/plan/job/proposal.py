@@ -34,8 +34,28 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
 
     A scale-out is all or nothing: until all that it wants fit, the target from before it counts. Of nodes that are kept
     for others (``queueing/reservations.py``), and of what queues keep, a job that waits gets none, and one that runs
-    only as many as it loses.
+    only as many as it loses. Where none of them has a port for the rendezvous, others are chosen.
     """
+    found = _placed(cluster, job, without)
+    names = {c.node for c in found.chosen if c.portless}
+    if not names or len(names) < len(found.chosen):
+        return found
+    again = _placed(cluster, job, names.union(without))
+    left = [
+        replace(c, standing="unfit", passing=True, why=f"{c.node} cannot lead it: {why_portless(cluster, job, c.node)}")
+        for c in found.chosen
+    ]
+    return replace(again, others=(*(c for c in again.others if c.node not in names), *left))
+
+
+def why_portless(cluster: Cluster, job: JobRecord, node: str) -> str:
+    """Why this node cannot lead the job; empty if it can, as far as is known."""
+    record = cluster.nodes.get(node)
+    ready = record.readiness.get(job.uid) if record is not None else None
+    return ready.reason if ready is not None and ready.portless else ""
+
+
+def _placed(cluster: Cluster, job: JobRecord, without: Collection[str]) -> Placement:
     kept, view = kept_from(cluster, job), with_aside(cluster, job)
     if eligible(cluster, job) is not None:
         kept = frozenset()
@@ -160,15 +180,33 @@ def left_out(cluster: Cluster, job: JobRecord, placement: Placement) -> dict[str
 
 
 def order_nodes(
-    last: Generation | None, chosen: Sequence[str], paths: Mapping[str, Path] | None = None, segment: int = 0
+    last: Generation | None,
+    chosen: Sequence[str],
+    paths: Mapping[str, Path] | None = None,
+    segment: int = 0,
+    portless: Collection[str] = (),
 ) -> list[str]:
     """The chosen nodes by new group rank. Survivors keep their order, and their very rank where the size allows;
     newcomers fill the holes.
 
     ``chosen`` names survivors and newcomers; newcomers are taken in the order given, or with ``paths`` (where nodes are
     in the topology) each beside its neighbours. With ``segment``, ``chosen`` holds groups of so many one after another,
-    which stay together.
+    which stay together. If the first is one of ``portless``, it changes places with the first that is not.
     """
+    found = _ordered(last, chosen, paths, segment)
+    at = next((i for i, node in enumerate(found) if node not in portless), 0)
+    size = segment or 1
+    groups = [found[i : i + size] for i in range(0, len(found), size)]
+    if groups:
+        groups[0], groups[at // size] = groups[at // size], groups[0]
+        leads = groups[0]
+        leads[0], leads[at % size] = leads[at % size], leads[0]
+    return [node for group in groups for node in group]
+
+
+def _ordered(
+    last: Generation | None, chosen: Sequence[str], paths: Mapping[str, Path] | None, segment: int
+) -> list[str]:
     old = {m.node: m.group_rank for m in last.ordered()} if last is not None else {}
     if not segment:
         return _fill(old, chosen, paths or {})
@@ -218,7 +256,8 @@ def make_world(
     by_node = {c.node: c for c in chosen}
     members: dict[str, Member] = {}
     first = 0
-    for rank, node in enumerate(order_nodes(last, [c.node for c in chosen], paths, segment)):
+    portless = {c.node for c in chosen if c.portless}
+    for rank, node in enumerate(order_nodes(last, [c.node for c in chosen], paths, segment, portless)):
         one = by_node[node]
         here = places.get(node, ())
         per = gpus_per_worker(role, len(facts[node].gpus))

@@ -62,6 +62,8 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
         return _wait(job, text, 0 if first.fits else queue.patience_with(first.job, job))
     placement = place(cluster, job)
+    if not placement.fits:  # room was counted, and none of these nodes can lead
+        return _held_too_long(cluster, job, gone, placement.missing) or _wait(job, placement.missing, _hold_end(job))
     patience = queue.patience(job)
     late = awaited(cluster, job, placement)
     if late and cluster.served < patience:

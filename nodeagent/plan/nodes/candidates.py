@@ -40,6 +40,8 @@ class Candidate:
     """``out`` only because the job's placement excludes it: nothing is wrong with the node."""
     passing: bool = False
     """``unfit``, as in ``Readiness``."""
+    portless: bool = False
+    """It cannot lead, as in ``Readiness``: ``fit`` if another node can, else ``unfit``."""
 
 
 def gpus_per_worker(role: Role, installed: int) -> int:
@@ -201,13 +203,14 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         why = "is getting ready" + (f" ({ready.reason})" if ready.reason else "")
         return no("pending", why, devices=got)
     if ready.state == "unfit":
-        return replace(no("unfit", f"cannot run it: {ready.reason}"), code=ready.code, passing=ready.passing)
+        bad = no("unfit", f"cannot run it: {ready.reason}", devices=got if ready.portless else ())
+        return replace(bad, code=ready.code, passing=ready.passing, portless=ready.portless)
     return Candidate(node.id, life, "fit", "", got, 0, node.joined, ready.warming)
 
 
 def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:
-    """Every known node in natural order; those that see another checkpoint folder are unfit. The very same object for
-    as long as no candidate changes."""
+    """Every known node in natural order; those that see another checkpoint folder are unfit, and those without a free
+    port fit if another leads. The very same object for as long as no candidate changes."""
     return _found(cluster, job).all
 
 
@@ -218,18 +221,42 @@ class _Found:
 
 
 def _found(cluster: Cluster, job: JobRecord) -> _Found:
-    return cluster.once(f"found:{job.uid}", lambda _before: _without_strays(cluster, job), job)
+    return cluster.once(f"found:{job.uid}", lambda _before: _compared(cluster, job), job)
 
 
-def _without_strays(cluster: Cluster, job: JobRecord) -> _Found:
-    judged, astray = _judged(cluster, job), strays(cluster, job)
-    if not astray:
+def _compared(cluster: Cluster, job: JobRecord) -> _Found:
+    """With what depends on other nodes, too."""
+    judged, astray, follow = _judged(cluster, job), strays(cluster, job), _followers(cluster, job)
+    if not astray and not follow:
         return judged.found
     by_node = dict(judged.found.by_node)
-    for node, why in astray.items():
+    for node in {*astray, *follow}:
         if (one := by_node.get(node)) is not None:
-            by_node[node] = _astray(one, why)
+            by_node[node] = _beside_others(one, astray, follow)
     return _Found(by_node, tuple(by_node.values()))
+
+
+def _beside_others(one: Candidate, astray: Mapping[str, str], follow: Collection[str]) -> Candidate:
+    if one.node in astray:
+        return _astray(one, astray[one.node])
+    return replace(one, standing="fit", why="") if one.node in follow and one.standing == "unfit" else one
+
+
+def has_portless(cluster: Cluster, job: JobRecord) -> bool:
+    """Some node says that it has too few free ports for the job."""
+    return any(ready.portless for ready in asked(cluster).get(job.uid, {}).values())
+
+
+def _followers(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Nodes without a free port, of a job of one role that another node could lead. In a job of several roles each
+    node has to keep ports."""
+    if not has_portless(cluster, job) or job.spec.several:
+        return frozenset()
+    found, astray = _judged(cluster, job).found.all, strays(cluster, job)
+    members = {m.node for m in survivors(cluster, job)}
+    able = (c for c in found if c.standing == "fit" or (c.standing == "pending" and c.node in members))
+    leads = any(c.node not in astray for c in able)
+    return frozenset(c.node for c in found if c.portless) if leads else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +325,11 @@ def _folders(cluster: Cluster, job: JobRecord) -> dict[str, str]:
 def some_candidates(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[Candidate]:
     """Those of ``candidates`` that are about these nodes, as far as they are known, in natural order."""
     all_booked, own, astray = booked(cluster), own_devices(job), strays(cluster, job)
+    follow = _followers(cluster, job)
     found = []
     for node in sorted((n for n in nodes if n in cluster.nodes), key=natural):
         one = _judge(job, _case(cluster, all_booked, node, job, own))
-        found.append(_astray(one, astray[node]) if node in astray else one)
+        found.append(_beside_others(one, astray, follow))
     return found
 
 
@@ -342,7 +370,7 @@ def staying(cluster: Cluster, job: JobRecord) -> int:
     """How many survivors keep their place. Not counted: nodes that are scaled in by name or drained, and nodes whose
     hardware is taken from the job."""
     alive = survivors(cluster, job)
-    if strays(cluster, job):  # what other nodes see counts as well
+    if strays(cluster, job) or has_portless(cluster, job):  # what is with other nodes counts as well
         return _staying(cluster, job)
     all_booked = booked(cluster)
     nodes = [one for m in alive for one in (cluster.nodes[m.node], all_booked.get(m.node))]

@@ -324,7 +324,7 @@ def _find(case: PodCase) -> PodFinding:
     more = while_stopping(case) if isinstance(action, Stop) else None
     kept = isinstance(action, Prepare) or (action is None and status is not None)
     spare = kept and job is not None and _is_spare(cluster, job, node)
-    unfit = status is None or status.phase == "unfit"
+    unfit = status is None or status.phase == "unfit" or bool(status.portless)
     failed = unfit and job is not None and failed_here(cluster, job, node)
     return PodFinding(action, more, spare, failed)
 

@@ -37,6 +37,12 @@ def test_a_pod_that_warms_up_its_workers_is_ready_and_says_so() -> None:
     assert (one.state, one.warming) == ("ready", True)
 
 
+def test_a_node_without_free_ports_says_so_of_a_pod_that_is_ready_otherwise() -> None:
+    one = readiness({UID: PodStatus(uid=UID, phase="ready", portless="no free port", folder="f1")})[UID]
+    assert one == Readiness(state="unfit", reason="no free port", passing=True, portless=True, folder="f1")
+    assert not readiness({UID: PodStatus(uid=UID, phase="unfit", reason="why", portless="no")})[UID].portless
+
+
 def test_pods_as_published() -> None:
     workers = (WorkerState(rank=3, local_rank=0, pid=9, state="running"),)
     statuses = {

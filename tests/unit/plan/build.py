@@ -26,6 +26,9 @@ READY = Readiness(state="ready")
 WARMING = Readiness(state="ready", warming=True)
 PREPARING = Readiness(state="preparing", reason="imports torch")
 UNFIT = Readiness(state="unfit", reason="/shared/x is missing", code=127)
+PORTLESS = Readiness(
+    state="unfit", reason="no free port in 1-9 on n1 (uid 7 has 9 of them)", passing=True, portless=True
+)
 
 
 def life(node: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.plan.pods.report import without_output
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.rendezvous import Holder, bind_free
+from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, bind_free
 
 BOUND = 20.0
 
@@ -49,6 +49,44 @@ def test_what_counts_up_from_a_port_stays_in_the_range(low: int, above: int) -> 
         ports = [one.getsockname()[1] - low for one in taken]
         room = max(0, 10 - above)
         assert sorted(ports[:room]) == list(range(room)) and sorted(ports) == list(range(10))
+    finally:
+        for one in taken:
+            one.close()
+
+
+def test_who_has_the_ports_is_named_and_they_are_looked_for_again(low: int) -> None:
+    """By the users that the kernel lists; and a node that was without is told from one that was not, until it has so
+    many again."""
+    seen = list[str]()
+    taken = [socket.create_server(("127.0.0.1", low + n)) for n in range(10)]
+    search = PortSearch(Loop(), (low, low + 9), lambda: seen.append(search.lack))
+    places, mine = PlacePorts(search), f"uid {os.getuid()} has"
+    try:
+        places.hold({"number": 1, "id": "g1"}, "127.0.0.1", 2)
+        assert search.lack == f"no free port in {low}-{low + 9} on 127.0.0.1 ({mine} 10 of them)"
+        assert places.problem == search.lack and not places.held
+        for left in (9, 8):
+            assert search._again is not None
+            search._again.cancel()
+            taken.pop().close()
+            search._look("127.0.0.1", 2, 0, 0)
+            assert (f"{mine} {left} of them" in search.lack) == (left == 9), "one is too few"
+        assert len(seen) == 2 and search._again is None
+        places.hold({"number": 2, "id": "g2"}, "127.0.0.1", 2)
+        assert len(places.held) == 2
+    finally:
+        places.starting()
+        for one in taken:
+            one.close()
+
+
+def test_ports_that_are_only_bound_have_no_owner_that_the_kernel_names(low: int) -> None:
+    taken = [socket.socket() for _ in range(10)]
+    try:
+        for n, one in enumerate(taken):
+            one.bind(("127.0.0.1", low + n))
+        with pytest.raises(OSError, match=r"\(the kernel names nobody for sockets that are bound and do not listen\)$"):
+            bind_free("127.0.0.1", (low, low + 9))
     finally:
         for one in taken:
             one.close()

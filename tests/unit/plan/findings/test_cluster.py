@@ -24,7 +24,17 @@ from nodeagent.plan.findings.cluster import (
     ranked,
 )
 from nodeagent.store.errors import waits_for
-from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_node, make_spec, verdict
+from tests.unit.plan.build import (
+    PORTLESS,
+    UID,
+    life,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    make_spec,
+    verdict,
+)
 
 READY = ("ready", "")
 OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
@@ -126,6 +136,13 @@ def test_a_node_that_cannot_run_a_job_says_why() -> None:
     unfit = Readiness(state="unfit", reason="/shared is missing")
     cluster = with_node(cluster, cluster.nodes["n2"].model_copy(update={"readiness": {UID: unfit}}))
     assert reported(cluster) == ["warning node/n2: cannot run job a: /shared is missing | nodeagentctl describe a"]
+
+
+def test_a_node_without_free_ports_says_who_has_them() -> None:
+    cluster = make_cluster(["n1", "n2"], make_job(phase="paused"))
+    cluster = with_node(cluster, cluster.nodes["n2"].model_copy(update={"readiness": {UID: PORTLESS}}))
+    (line,) = reported(cluster)
+    assert line.startswith("warning node/n2: cannot lead job a: no free port in 1-9 on n1 (uid 7 has 9 of them)")
 
 
 def test_the_work_grows_with_nodes_and_jobs_and_not_with_their_product() -> None:

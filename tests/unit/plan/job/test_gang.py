@@ -11,10 +11,12 @@ from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.proposal import place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.steps import Activate, Decision, End, JudgeFault, Propose, Remove
 from tests.unit.plan.build import (
     NOW,
+    PORTLESS,
     PREPARING,
     READY,
     SUCCEEDED,
@@ -145,6 +147,45 @@ def test_a_job_whose_nodes_are_just_getting_ready_is_not_overtaken_but_not_for_e
             assert waits(take([node], mine, urgent)) == "job c is before it in the queue (priority 5)"
     elsewhere = make_node("n1", ready={UID: READY, "u-c": UNFIT})
     proposed(take([elsewhere], mine, make_job(uid="u-c", spec=make_spec(name="c", priority=5), since=NOW)))
+
+
+# --- nodes without a free port
+
+
+def leader(decision: Decision) -> str:
+    return next(m.node for m in proposed(decision).members.values() if m.group_rank == 0)
+
+
+def test_a_node_without_a_free_port_is_not_asked_to_lead_and_takes_part() -> None:
+    step = take([make_node("n1", ready={UID: PORTLESS}), "n2"], forming(["n2"], spec=make_spec(size=(2, 2))))
+    assert leader(step) == "n2" and sorted(proposed(step).members) == ["n1", "n2"]
+    assert proposed(step).cause.text.endswith(f"; n1 cannot lead it: {PORTLESS.reason}")
+    nodes: Nodes = ["n1", make_node("n2", ready={UID: PORTLESS})]
+    assert take(nodes, forming(["n1", "n2"])).step == Activate(forming().generation.token)  # type: ignore[union-attr]
+    assert waits(take(nodes, forming(["n1"]))) == "waits for n2 to acknowledge generation 2", "it need not lead"
+
+
+def test_a_job_of_one_node_goes_where_there_are_ports() -> None:
+    nodes = [make_node("n1", ready={UID: PORTLESS}), make_node("n2")]
+    assert leader(take(nodes, make_job(spec=make_spec(size=(1, 1))))) == "n2"
+
+
+@pytest.mark.parametrize("other", [[], [make_node("n2", cordon=True)], [make_node("n2", ready={UID: PORTLESS})]])
+def test_where_no_node_has_a_port_the_job_waits_and_says_who_has_them(other: list[NodeRecord]) -> None:
+    nodes = [make_node("n1", ready={UID: PORTLESS}), *other]
+    waiting = make_job(spec=make_spec(size=(1, 2)))
+    assert f"n1 cannot run it: {PORTLESS.reason}" in "; ".join(
+        (waits(take(nodes, waiting)), *explain(make_cluster(nodes, waiting), waiting, WALL))
+    )
+    held = ended(take(nodes, forming(["n2"])))
+    assert held.phase == "holding" and f"n1 cannot run it: {PORTLESS.reason}" in held.reason
+
+
+def test_where_the_only_node_with_a_port_is_kept_for_others_the_job_waits() -> None:
+    """Else it would be proposed again and again, with a first node that cannot lead."""
+    nodes = [make_node("n1", ready={UID: PORTLESS}), make_node("n2")]
+    placement = place(make_cluster(nodes, one := make_job(spec=make_spec(size=(1, 2)))), one, {"n2"})
+    assert not placement.fits and f"n1 cannot lead it: {PORTLESS.reason}" in placement.missing
 
 
 # --- forming

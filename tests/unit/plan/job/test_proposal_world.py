@@ -36,6 +36,22 @@ def test_order(last: list[str], chosen: list[str], expected: list[str]) -> None:
     assert order_nodes(make_generation(last), chosen) == expected
 
 
+@pytest.mark.parametrize(
+    ("chosen", "segment", "portless", "expected"),
+    [
+        ("abcd", 0, "", "abcd"),
+        ("abcd", 0, "bcd", "abcd"),
+        ("abcd", 0, "ab", "cbad"),  # two change places, the others keep their ranks
+        ("abcdef", 2, "a", "bacdef"),  # within the group
+        ("abcdef", 2, "abc", "dcabef"),  # groups stay together
+        ("ab", 0, "ab", "ab"),  # nobody can
+        ("", 0, "", ""),
+    ],
+)
+def test_a_node_without_a_port_is_not_the_first(chosen: str, segment: int, portless: str, expected: str) -> None:
+    assert "".join(order_nodes(None, list(chosen), None, segment, set(portless))) == expected
+
+
 NODES = [f"n{i}" for i in range(8)]
 
 
