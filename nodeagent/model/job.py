@@ -133,7 +133,7 @@ class BudgetEntry(Record):
     """If it is a hang: the newest step that any worker reported."""
     progressed: bool = False
     """If it is a hang: the job had advanced further since the previous hang, or had run for long. If a worker asked to
-    be re-formed: its generation had run for ``Timing.early`` or longer."""
+    be re-formed, or somebody else had a port: its generation had run for ``Timing.early`` or longer."""
     stalled: float = Field(default=0.0, ge=0)
     """If it is a hang: seconds without progress until it was detected."""
     counted_by: str = ""

@@ -19,13 +19,14 @@ from nodeagent.model.pod import Stall
 GenerationState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
-    "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
+    "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced", "port_taken",
     "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
 is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
-stopped its own workers because it could not renew its lease. ``hardware``: a node or GPU in use is unfit. ``share``:
-idle nodes were borrowed, or borrowed ones returned."""
+stopped its own workers because it could not renew its lease. ``port_taken``: another user's process has a port that was
+kept for the workers. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed ones
+returned."""
 
 
 class Token(Record):
@@ -213,6 +214,8 @@ class PodReport(Record):
     """For everybody."""
     error: str = ""
     """If ``refused`` because of a hook: what it printed last, for the job's owner and operators."""
+    taken: str = ""
+    """If ``failed``: as of ``PodStatus``."""
     stall: Stall | None = None
     """While ``running`` and if the gang may hang: what its workers do."""
     ready: tuple[str, ...] = ()

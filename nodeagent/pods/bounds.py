@@ -48,7 +48,7 @@ def bounded(status: PodStatus) -> PodStatus:
         raise ValueError(f"a port that is not 1 to {PORT_MAX}")
     cut: dict[str, object] = {
         name: text[:TEXT_MAX]
-        for name in ("reason", "refused", "written", "portless")
+        for name in ("reason", "refused", "written", "portless", "taken")
         if len(text := getattr(status, name)) > TEXT_MAX
     }
     for name, exits in (("exits", status.exits), ("restarted", status.restarted)):

@@ -126,6 +126,8 @@ class Parts(Supervision):
     """A new one; it calls this when it is over."""
     unready: Callable[[str], None]
     """A worker of this place is started again: the place is not ready before it is looked at again."""
+    taken: Callable[[], str]
+    """Which port that its workers were to bind somebody else has, in words (``rendezvous.taken``)."""
     anew: Callable[[int], None]
     """A worker of this rank is started again: what the one before reported of itself is not the new one's.
     Raises OSError."""
@@ -145,6 +147,8 @@ class LocalGang:
         self.parts, self.token = parts, token
         self.environments, self.ranks, self.places = environments, ranks, places
         self.refused = ""
+        self.taken = ""
+        """Which of its ports somebody else had when a worker failed, or all were killed; empty: none."""
         self.fenced = self.stopping = self.settled = False
         self.broken = False
         """Not all of its ranks, on all nodes, lived to leave together."""
@@ -275,6 +279,8 @@ class LocalGang:
         """See base.PodHost.stop."""
         if self.settled:
             return
+        if grace is None and not self.stopping and self.living():  # others may have failed for it
+            self.taken = self.taken or self.parts.taken()
         self._given_up = given_up if grace is not None else None
         if self._write_out is not None and self._given_up is not None:
             self._write_out.asked_again(self._given_up)
@@ -649,6 +655,8 @@ class LocalGang:
         record["place"] = w.place
         self.parts.children.forget(w.pid)
         code = os.waitstatus_to_exitcode(status)
+        if code and not w.stopped:
+            self.taken = self.taken or self.parts.taken()
         scope = self._scope(w, 128 - code if code < 0 else code)
         if w.along and not (self.stopping or self.fenced or self.refused):
             if code == 0:  # before it was killed

@@ -17,6 +17,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
-from nodeagent.shim.processes import ShimChildren, open_more_files
+from nodeagent.shim.processes import ShimChildren, open_more_files, users_below
 from nodeagent.shim.promise import PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
-from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch
+from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, taken
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
 
 TICK = 0.25
@@ -262,13 +263,15 @@ class Shim:
             path = self.state / "roles.json"
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
+        local = self.preparation.local_address
         # The last that can fail: until then it is asked for again.
         write_atomic(self.state / "started.json", json.dumps(token), durable=False)
         self.started = token
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
-            self.link.launched, self._file, self._write_out, self._unready, self._anew,
+            self.link.launched, self._file, self._write_out, self._unready,
+            partial(taken, local, self._ports_given(token), lambda: users_below(os.getpid())), self._anew,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()
@@ -295,6 +298,14 @@ class Shim:
         if self.pod["ordered"]:
             self.readiness = PlaceReadiness(parts, gang, self.changed)
             self.readiness.watch()
+
+    def _ports_given(self, token: Token) -> list[int]:
+        """Those that were kept for the workers of this generation to bind themselves."""
+        held = self.holder.held
+        ports = self.place_ports.held if self.place_ports.token == token else []
+        if held is not None and held["token"] == token and not held["store_hosted"]:
+            ports = [int(held["address"].rpartition(":")[2]), *ports]
+        return ports
 
     def _unready(self, place: str) -> None:
         if self.readiness is not None:
@@ -424,6 +435,7 @@ class Shim:
             "restarted": gang.restarted if gang else [],
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
+            "taken": gang.taken if gang else "",
             "rendezvous": self.holder.held,
             "ports": self.place_ports.held,
             "portless": self.holder.search.lack or self.place_ports.search.lack,

@@ -258,6 +258,16 @@ def below(root: int, spared: Container[int] = ()) -> Iterator[tuple[int, int]]:
                 yield pid, parent
 
 
+def users_below(root: int) -> set[int]:
+    """Users (uids) of this process and of all below ``root``: a container's processes may be others' than the shim.
+    Raises OSError if there is no descriptor or memory to look."""
+    found = {os.getuid()}
+    for pid, _ in below(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found.add(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 (half the price)
+    return found
+
+
 def kill_below(root: int, spared: Container[int] = ()) -> list[int]:
     """SIGKILL what is below ``root`` now; returns what was found alive. Call it until nothing is: what a dying process
     started meanwhile has become a child of the subreaper above it. Raises OSError if there is no descriptor or memory

@@ -11,10 +11,11 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
+from itertools import chain
 from typing import Any
 
-from nodeagent.osutil.tcp import owners
+from nodeagent.osutil.tcp import LISTENS, TABLES, owners, sockets
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.processes import watched
@@ -64,6 +65,43 @@ def _who_has(ports: range) -> str:
         return f"whose they are cannot be read: {error.strerror}"
     named = [f"uid {uid} has {len(held)} of them" for uid, held in found[:NAMED]]
     return ", ".join(named) or "the kernel names nobody for sockets that are bound and do not listen"
+
+
+def taken(host: str, ports: Iterable[int], ours: Callable[[], Set[int]]) -> str:
+    """Which of these ports, that workers here were to bind, somebody else has, in words that "of" and the node's name
+    may follow; empty: nobody has, as far as it can be seen. ``ours``: the users whose sockets the workers' may be;
+    asked only if a port is not free. A port of ours that only lingers is nobody's."""
+    held = {port for port in ports if not _is_free(host, port)}
+    if not held:
+        return ""
+    users: dict[int, set[int]] = {}
+    listed = set[int]()
+    try:
+        for one in chain.from_iterable(map(sockets, TABLES)):
+            if one.port in held:
+                listed.add(one.port)
+                if one.state == LISTENS:
+                    users.setdefault(one.port, set()).add(one.uid)
+        mine = ours()
+    except OSError:  # no descriptor to look with, say: then nobody is accused
+        return ""
+    for port in sorted(held):
+        if port not in listed:
+            return f"a socket that the kernel does not list holds port {port}"
+        if port in users and mine.isdisjoint(users[port]):
+            return f"uid {min(users[port])} listens on port {port}"
+    return ""
+
+
+def _is_free(host: str, port: int) -> bool:
+    """On all addresses: those who are to bind it may want any of them."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
 
 
 class PortSearch:

@@ -459,6 +459,60 @@ async def test_promise_survives_the_shim_and_picks_new_ports(tmp_path: Path) -> 
         assert (await bench.until(lambda s: s.phase == "ready")).highest == token(5)
 
 
+BINDS = """
+import os, socket, time
+while not os.path.exists(os.environ["FLAG"]):
+    time.sleep(0.01)
+socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
+"""
+"""A rank 0 that takes its time until it serves the rendezvous."""
+NOBODY = 65534
+STRANGER = """
+import os, socket, sys, time
+os.setuid(int(sys.argv[2]))
+while True:
+    try:
+        one = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        break
+    except OSError:
+        time.sleep(0.001)
+print("has it", flush=True)
+time.sleep(600)
+"""
+
+
+def start_stranger(port: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", STRANGER, port, str(NOBODY)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's process is started by root")
+@pytest.mark.parametrize("fails", [True, False], ids=["its-worker-fails", "all-are-killed"])
+async def test_a_port_that_another_user_took_before_rank_0_is_seen(tmp_path: Path, fails: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((sys.executable, "-c", BINDS), tmp_path))
+        bench.host.promise(UID, token(1), True)
+        held = (await bench.until(lambda s: s.rendezvous)).rendezvous
+        assert held is not None and not held.store_hosted
+        port, flag = held.address.rpartition(":")[2], tmp_path / "go"
+        stranger = start_stranger(port)
+        try:
+            await bench.running(1, ({"PORT": port, "FLAG": str(flag)},))
+            assert stranger.stdout is not None and await asyncio.to_thread(stranger.stdout.readline) == "has it\n"
+            if fails:
+                flag.touch()
+            else:
+                bench.host.stop(UID, None)
+            ended = await bench.until(lambda s: s.phase == "exited")
+            assert ended.taken == f"uid {NOBODY} listens on port {port}"
+            assert [e.stopped for e in ended.exits] == [not fails]
+        finally:
+            stranger.kill()
+            stranger.communicate()
+        flag.touch()
+        await bench.run(2, ({"PORT": port, "FLAG": str(flag)},))
+        assert not bench.state().taken, "nobody has it, and it was not kept for this generation"
+
+
 async def test_two_hosts_share_a_port_range(tmp_path: Path) -> None:
     async with open_bench(tmp_path / "a") as one, open_bench(tmp_path / "b") as two:
         first, last = free_ports(2)

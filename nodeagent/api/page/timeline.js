@@ -2,7 +2,9 @@
 
 import { at, badge, clock, el, plural, row, since, small, span } from "./draw.js";
 
-const FAULTS = new Set(["worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "hardware"]);
+const FAULTS = new Set([
+  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "hardware",
+]);
 const ENDED = new Set(["succeeded", "failed", "stopped"]);
 const SHOWN = 4;
 export const tones = {

@@ -113,24 +113,27 @@ class Wait(NamedTuple):
 
 
 def wait_after(cluster: Cluster, job: JobRecord, spend: BudgetEntry) -> Wait:
-    """Faults that count wait as the budget says. To ask for a new generation costs nothing; but from the second such
-    request in the window on, those that come soon after a start wait as restarts do. ``job``: without this entry."""
+    """Faults that count wait as the budget says. To ask for a new generation costs nothing, nor does a port that
+    somebody else took; but from the second time in the window on, those that come soon after a start wait as restarts
+    do. ``job``: without this entry."""
     if spend.counts:
         verdict = check_budget(job, cluster.served)
         return Wait(verdict.delay_ms, verdict.why)
-    if spend.kind != "reform" or spend.progressed:
+    if spend.kind not in _FREE or spend.progressed:
         return Wait()
     limits = job.spec.restarts
     since = cluster.served - millis(limits.window)
-    soon = [e for e in job.budget.values() if e.kind == "reform" and not e.progressed and e.at >= since]
+    soon = [e for e in job.budget.values() if e.kind == spend.kind and not e.progressed and e.at >= since]
     if not soon:
         return Wait()
     count = len(soon) + 1
-    asked = f"asked to be re-formed {count} times within {limits.window:g} s"
+    again = f"{_FREE[spend.kind]} {count} times within {limits.window:g} s"
     delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
-    return Wait(delay, f"{asked}, each within {cluster.timing.early:g} s of a start")
+    return Wait(delay, f"{again}, each within {cluster.timing.early:g} s of a start")
 
 
+_FREE = {"reform": "asked to be re-formed", "port_taken": "lost its ports"}
+"""Kinds of faults that cost nothing and may follow each start at once, with what the job did."""
 _KILLED = 128 + signal.SIGKILL
 """The exit code of who was killed: nobody ends so because a peer is gone."""
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
@@ -194,7 +197,7 @@ def _all_reported(generation: Generation) -> bool:
     """Some pod reports a fault."""
     faults = {"fenced", "lost", "refused"}
     reports = generation.reports
-    some = any(r.state in faults or r.alone for r in reports.values())
+    some = any(r.state in faults or r.alone or r.taken for r in reports.values())
     return some or blame(reports) is not None or find_hang(generation) is not None
 
 
@@ -307,7 +310,8 @@ _POD_FAULTS = {
 
 def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
     """Of all that pods report, what cannot come of the others: a pod that died, or a SIGKILL. Then workers that were
-    fenced. Only then a worker that ended by an error: that may be because its peers were gone."""
+    fenced, or whose port somebody else had. Only then a worker that ended by an error: that may be because its peers
+    were gone."""
     who = blame(reports)
     order = sorted((r.seq, n, r) for n, r in reports.items() if r.state in _POD_FAULTS)
     broken = next(((seq, n, r) for seq, n, r in order if r.state != "fenced"), None)
@@ -317,6 +321,9 @@ def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
         return _pod_fault(case, "pod_failed", broken[1], broken[2])
     if fenced is not None and not killed:
         return _pod_fault(case, "fenced", *fenced)
+    robbed = min(((r.seq or 1 << 30, n) for n, r in reports.items() if r.taken), default=None)
+    if robbed is not None and not killed:
+        return _port_fault(case, robbed[1], reports[robbed[1]])
     return _worker_fault(case, who, reports) if who is not None else None
 
 
@@ -325,6 +332,14 @@ def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fa
     roles = roles_on(case.job, [node])
     outcome = Outcome(code=1, text=text, error=report.error)
     return _fault(case, Cause(kind=kind, text=text, node=node), outcome, roles=roles)
+
+
+def _port_fault(case: _Case, node: str, report: PodReport) -> Fault:
+    """No fault of the script's: the port was kept for it, and somebody was faster when it was let go."""
+    text = f"{report.taken} of {node}, which was kept for the job's workers"
+    cause = Cause(kind="port_taken", text=text, node=node)
+    fault = _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(case.job, [node]))
+    return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:

@@ -16,7 +16,7 @@ from nodeagent.plan.fairshare.queues import dominant, full, holdings, shared
 from nodeagent.plan.fairshare.resources import NOTHING, size
 from nodeagent.plan.job.proposal import awaited, place, propose
 from nodeagent.plan.job.running import after_fault
-from nodeagent.plan.nodes.candidates import Candidate, ruled_out
+from nodeagent.plan.nodes.candidates import Candidate, has_portless, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
@@ -176,6 +176,8 @@ def _lacks(cluster: Cluster, job: JobRecord, room: Room, wall: float) -> str:
             text = _missing(cluster, job, room, choose(cluster, job, target))
         else:
             text = needs(job.spec.nodes.min, room.fit) + (f", {room.pending} could get ready" if room.pending else "")
+            if has_portless(cluster, job):  # somebody may have done that on purpose
+                text += f": {place(cluster, job).wrong}"
     if (estimate := reservations.start_estimate(cluster, job)) is not None:
         text += f"; {reservations.starts_by(cluster, estimate, wall)}"
     return text
@@ -254,6 +256,7 @@ def _why_again(job: JobRecord) -> Cause:
         "node_lost",
         "collective",
         "fenced",
+        "port_taken",
         "reform",
         "share",
     )

@@ -59,10 +59,12 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.fenced:
         return PodReport(state="fenced", exits=with_few_texts(status.exits))
     if any(is_failure(e) for e in status.exits):
-        return PodReport(state="failed", exits=with_few_texts(status.exits))
+        return PodReport(state="failed", exits=with_few_texts(status.exits), taken=status.taken)
     done = [e for e in status.exits if not e.stopped and e.code == 0]
     if done and len(done) == len(status.workers):
         return PodReport(state="succeeded")  # no exits: each of its workers has exited 0
+    if status.taken:  # those elsewhere failed for it
+        return PodReport(state="failed", exits=with_few_texts(status.exits), taken=status.taken)
     if status.stall is not None and status.phase == "running":
         return PodReport(state="running", stall=status.stall)
     return None
@@ -180,7 +182,17 @@ def same_report(sent: PodReport, report: PodReport) -> bool:
 def _gist(report: PodReport) -> tuple[object, ...]:
     last = report.alone[-1].order if report.alone else None
     failed = sum(not e.stopped for e in report.exits)
-    return report.state, failed, report.stall, report.completed, report.tasks, report.ready, report.rounds, last
+    return (
+        report.state,
+        failed,
+        report.taken,
+        report.stall,
+        report.completed,
+        report.tasks,
+        report.ready,
+        report.rounds,
+        last,
+    )
 
 
 def failure_words(exits: Iterable[WorkerExit]) -> str:

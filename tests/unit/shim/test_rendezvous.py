@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.plan.pods.report import without_output
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, bind_free
+from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, bind_free, taken
 
 BOUND = 20.0
 
@@ -90,6 +90,27 @@ def test_ports_that_are_only_bound_have_no_owner_that_the_kernel_names(low: int)
     finally:
         for one in taken:
             one.close()
+
+
+def test_who_has_a_port_that_was_kept_for_workers(low: int) -> None:
+    """Whoever it is: a port on another address is in the way of workers that want all of them."""
+    me, asked = os.getuid(), list[int]()
+
+    def ours() -> set[int]:
+        asked.append(1)
+        return {me}
+
+    assert taken("127.0.0.1", [low, low + 1], ours) == "" and not asked, "free ports cost no look"
+    with socket.create_server(("127.0.0.2", low + 1)) as listener:
+        assert taken("127.0.0.1", [low, low + 1], ours) == "" and asked
+        assert taken("127.0.0.1", [low, low + 1], set) == f"uid {me} listens on port {low + 1}"
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        with socket.create_connection(("127.0.0.2", low + 1)), listener.accept()[0]:
+            listener.close()
+            assert taken("127.0.0.1", [low + 1], set) == "", "what is left of connections listens to nobody"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", low))
+        assert taken("127.0.0.1", [low], ours) == f"a socket that the kernel does not list holds port {low}"
 
 
 def test_an_address_of_another_machine_is_named_not_its_ports() -> None:

@@ -26,6 +26,8 @@ from tests.unit.plan.build import (
     spend,
 )
 
+ROBBED = PodReport(state="failed", taken="uid 7 listens on port 9", seq=2)
+"""Of workers that were only stopped."""
 FAIL_ON_3 = (Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),)
 
 
@@ -63,6 +65,11 @@ def running(reports: dict[str, PodReport], **more: object) -> JobRecord:
          "workers stopped themselves, without a lease, on n2"),
         ({"n1": failed(make_exit(error=VICTIM)), "n2": PodReport(state="lost", seq=2)}, "", "pod_failed", True,
          "the pod died on n2"),
+        ({"n1": failed(make_exit(code=7)), "n2": ROBBED}, "", "port_taken", False,
+         "uid 7 listens on port 9 of n2, which was kept for the job's workers"),
+        ({"n2": ROBBED}, "", "port_taken", False, "uid 7 listens on port 9 of n2"),
+        ({"n1": failed(make_exit(signal=9)), "n2": ROBBED}, "", "worker_failed", True, "rank 0 on n1 failed first"),
+        ({"n1": PodReport(state="lost", seq=1), "n2": ROBBED}, "", "pod_failed", True, "the pod died on n1"),
     ],
 )  # fmt: skip
 def test_kinds(reports: dict[str, PodReport], lapsed: str, kind: str, counts: bool, text: str) -> None:
@@ -132,6 +139,18 @@ def test_an_early_exit_with_an_error_fails_the_job_at_once(
     if fails:
         assert fault.fail.startswith("failed within 30 s of its first start")
         assert fault.outcome.code == 1
+
+
+def test_a_port_that_somebody_else_took_is_no_mistake_of_the_script() -> None:
+    """Also where that is heard of only after workers elsewhere have failed for it."""
+    job = running({"n1": failed(make_exit(code=1)), "n2": ROBBED}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
+    assert fault is not None and (fault.fail, fault.spend.counts, fault.cause.rank) == ("", False, None)
+    entry = spend("worker_failed").model_copy(update={"fails": "failed within 30 s of its first start"})
+    reports, ended = job.generation.reports, make_generation(["n1", "n2"], state="ended")  # type: ignore[union-attr]
+    later = make_job("holding", ended, budget={"1": entry}, last_number=1, last_reports=reports)
+    found = late_fault(make_cluster(["n1", "n2"], later, served=1000), later, WALL)
+    assert found is not None and (found.fail, found.cause.kind) == ("", "port_taken")
 
 
 @pytest.mark.parametrize(("ended_with", "fails"), [(137, False), (1, True)])

@@ -102,6 +102,15 @@ def waits(job: JobRecord) -> tuple[int, str]:
     return step.delay_ms, step.reason
 
 
+def test_a_job_whose_port_is_taken_at_each_start_waits_ever_longer_and_pays_nothing() -> None:
+    robbed = failed(make_exit(code=1)).model_copy(update={"taken": "uid 7 listens on port 9"})
+    for before, delay in ((0, 0), (1, 0), (2, 500), (4, 2000)):
+        job = asks(1000, {n: e.model_copy(update={"kind": "port_taken"}) for n, e in requests(*[1.0] * before).items()})
+        generation = job.generation.model_copy(update={"reports": {"n1": robbed}})  # type: ignore[union-attr]
+        found, why = waits(job.model_copy(update={"generation": generation}))
+        assert found == delay and (not delay or f"; lost its ports {before + 1} times within 100 s" in why)
+
+
 @pytest.mark.parametrize("code", [101, 102])
 def test_who_asks_to_be_re_formed_soon_after_each_start_waits_ever_longer_and_pays_nothing(code: int) -> None:
     delays = [waits(asks(1000, requests(*[1.0] * before), code=code))[0] for before in range(10)]

@@ -177,6 +177,8 @@ def test_where_no_node_has_a_port_the_job_waits_and_says_who_has_them(other: lis
     assert f"n1 cannot run it: {PORTLESS.reason}" in "; ".join(
         (waits(take(nodes, waiting)), *explain(make_cluster(nodes, waiting), waiting, WALL))
     )
+    again = make_job("holding", make_generation(["n1", "n2"], state="ended"), active=1)
+    assert f"n1 cannot run it: {PORTLESS.reason}" in waits(take(nodes, again))
     held = ended(take(nodes, forming(["n2"])))
     assert held.phase == "holding" and f"n1 cannot run it: {PORTLESS.reason}" in held.reason
 

@@ -17,6 +17,7 @@ from nodeagent.plan.pods.report import (
     failure_words,
     of_member,
     read_report,
+    same_report,
     with_completion,
     with_few_texts,
     without_output,
@@ -93,6 +94,18 @@ def test_read_report() -> None:
     noted = {"uid": UID, "phase": "exited", "generation": None, "fenced": True, "reason": "the preload failed"}
     assert read_report(PodStatus.model_validate(noted)) == PodReport(state="fenced"), "what its shim notes is no cause"
     assert reason((), refused="hook failed") == "refused"
+
+
+def test_a_port_that_somebody_took_is_reported_by_a_pod_whose_workers_were_only_stopped() -> None:
+    stopped = (make_exit(signal=9).model_copy(update={"stopped": True}),)
+    status = PodStatus(uid=UID, phase="exited", workers=ENDED, exits=stopped, taken="uid 7 listens on port 9")
+    report = read_report(status)
+    assert report is not None and (report.state, report.taken) == ("failed", "uid 7 listens on port 9")
+    assert not same_report(report.model_copy(update={"taken": ""}), report), "it is sent again for that"
+    well = PodStatus(
+        uid=UID, phase="exited", workers=ENDED, exits=(make_exit(code=0),), taken="uid 7 listens on port 9"
+    )
+    assert read_report(well) == PodReport(state="succeeded")
 
 
 def test_failure_words_are_about_the_worker_that_counts() -> None:
