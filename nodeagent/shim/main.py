@@ -271,7 +271,7 @@ class Shim:
             self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
             self.link.launched, self._file, self._write_out, self._unready,
-            partial(taken, local, self._ports_given(token), lambda: users_below(os.getpid())), self._anew,
+            partial(taken, local, self._ports_given(token), os.getuid(), lambda: users_below(os.getpid())), self._anew,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()

@@ -12,10 +12,9 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Iterable, Set
-from itertools import chain
 from typing import Any
 
-from nodeagent.osutil.tcp import LISTENS, TABLES, owners, sockets
+from nodeagent.osutil.tcp import TABLES, listeners, owners, sockets
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.processes import watched
@@ -67,30 +66,27 @@ def _who_has(ports: range) -> str:
     return ", ".join(named) or "the kernel names nobody for sockets that are bound and do not listen"
 
 
-def taken(host: str, ports: Iterable[int], ours: Callable[[], Set[int]]) -> str:
+def taken(host: str, ports: Iterable[int], me: int, others: Callable[[], Set[int]]) -> str:
     """Which of these ports, that workers here were to bind, somebody else has, in words that "of" and the node's name
-    may follow; empty: nobody has, as far as it can be seen. ``ours``: the users whose sockets the workers' may be;
-    asked only if a port is not free. A port of ours that only lingers is nobody's."""
+    may follow; empty: nobody has, as far as it can be seen. ``me``: the user whose sockets the workers' are;
+    ``others``: those whose they may be as well, asked only if a listener is not mine. What is left of connections is
+    nobody's."""
     held = {port for port in ports if not _is_free(host, port)}
     if not held:
         return ""
-    users: dict[int, set[int]] = {}
-    listed = set[int]()
     try:
-        for one in chain.from_iterable(map(sockets, TABLES)):
-            if one.port in held:
-                listed.add(one.port)
-                if one.state == LISTENS:
-                    users.setdefault(one.port, set()).add(one.uid)
-        mine = ours()
+        users = {port: uids for port, uids in listeners().items() if port in held}
+        strange = {port: uids for port, uids in users.items() if me not in uids}
+        mine = others() if strange else set[int]()
+        hidden = held - users.keys()
+        if hidden:
+            hidden -= {one.port for table in TABLES for one in sockets(table)}
     except OSError:  # no descriptor to look with, say: then nobody is accused
         return ""
-    for port in sorted(held):
-        if port not in listed:
-            return f"a socket that the kernel does not list holds port {port}"
-        if port in users and mine.isdisjoint(users[port]):
-            return f"uid {min(users[port])} listens on port {port}"
-    return ""
+    for port, uids in sorted(strange.items()):
+        if mine.isdisjoint(uids):
+            return f"uid {min(uids)} listens on port {port}"
+    return f"a socket that the kernel does not list holds port {min(hidden)}" if hidden else ""
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -96,21 +96,23 @@ def test_who_has_a_port_that_was_kept_for_workers(low: int) -> None:
     """Whoever it is: a port on another address is in the way of workers that want all of them."""
     me, asked = os.getuid(), list[int]()
 
-    def ours() -> set[int]:
+    def others() -> set[int]:
         asked.append(1)
         return {me}
 
-    assert taken("127.0.0.1", [low, low + 1], ours) == "" and not asked, "free ports cost no look"
-    with socket.create_server(("127.0.0.2", low + 1)) as listener:
-        assert taken("127.0.0.1", [low, low + 1], ours) == "" and asked
-        assert taken("127.0.0.1", [low, low + 1], set) == f"uid {me} listens on port {low + 1}"
+    assert taken("127.0.0.1", [low, low + 1], -1, others) == "" and not asked, "free ports cost no look"
+    with socket.create_server(("127.0.0.2", low + 1)):
+        assert taken("127.0.0.1", [low, low + 1], me, others) == "" and not asked
+        assert taken("127.0.0.1", [low, low + 1], -1, others) == "" and asked
+        assert taken("127.0.0.1", [low, low + 1], -1, set) == f"uid {me} listens on port {low + 1}"
+    with socket.create_server(("127.0.0.1", low + 2)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        with socket.create_connection(("127.0.0.2", low + 1)), listener.accept()[0]:
+        with socket.create_connection(("127.0.0.1", low + 2)), listener.accept()[0]:
             listener.close()
-            assert taken("127.0.0.1", [low + 1], set) == "", "what is left of connections listens to nobody"
+            assert taken("127.0.0.1", [low + 2], -1, set) == "", "what is left of connections listens to nobody"
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", low))
-        assert taken("127.0.0.1", [low], ours) == f"a socket that the kernel does not list holds port {low}"
+        assert taken("127.0.0.1", [low], me, set) == f"a socket that the kernel does not list holds port {low}"
 
 
 def test_an_address_of_another_machine_is_named_not_its_ports() -> None:
