@@ -63,7 +63,8 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _wait(job, text, 0 if first.fits else queue.patience_with(first.job, job))
     placement = place(cluster, job)
     if not placement.fits:  # room was counted, and none of these nodes can lead
-        return _held_too_long(cluster, job, gone, placement.missing) or _wait(job, placement.missing, _hold_end(job))
+        why = placement.missing
+        return _held_too_long(cluster, job, gone, lambda: why) or _wait(job, why, _hold_end(job))
     patience = queue.patience(job)
     late = awaited(cluster, job, placement)
     if late and cluster.served < patience:
