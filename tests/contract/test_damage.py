@@ -382,6 +382,44 @@ async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     assert set(generation(job).holders) == {"n1", "n2"}
 
 
+@pytest.mark.parametrize("text", ["life evil", "left 1", "lost 1"])
+async def test_a_nodes_record_with_a_later_revision_is_believed_no_more(bench: Bench, text: str) -> None:
+    """Its copy is of another revision then, and that counted as agreement: its workers ended, and the job failed."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        rev = await link.ask("HGET", bench.calls.prefix + "meta", "rev")
+        await link.ask("HSET", bench.calls.prefix + "node:n2", *text.split(), "rev", rev)
+    assert "node:n2" in await refused("recovering", bench.propose(job, "n1", lost=("n2",)))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert (after.nodes["n2"].incarnation, after.reply.lapsed) == (bench.lives["n2"], ())
+    assert (after.jobs["u1"].phase, (await bench.kinds()).count("StoreDamaged")) == ("running", 1)
+
+
+@pytest.mark.parametrize("text", ["life evil", "left 1", "lost 1"])
+async def test_a_lease_process_does_not_end_by_a_record_with_a_later_revision(bench: Bench, text: str) -> None:
+    await trained(bench)
+    async with bench.calls.link() as link:
+        rev = await link.ask("HGET", bench.calls.prefix + "meta", "rev")
+        await link.ask("HSET", bench.calls.prefix + "node:n2", *text.split(), "rev", rev)
+    assert "node:n2" in await refused("behind", bench.renew("n2"))
+
+
+async def test_the_copies_of_nodes_may_be_gone(bench: Bench) -> None:
+    """A node that has left is damaged once a step asks; nobody waits for it."""
+    await trained(bench)
+    await bench.leave("n2", "off")
+    view = await read(bench)
+    await bench.take("nodes")
+    assert "node:n2" in await refused("recovering", bench.propose(view.jobs["u1"], "n1", lost=("n2",)))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n3")
+    after = await read_after(bench)
+    job = await bench.propose(after.jobs["u1"], "n1", lost=("n2",))
+    assert set(generation(job).holders) == {"n1"}
+
+
 async def test_a_lease_that_is_missing_is_no_proof_of_silence(bench: Bench) -> None:
     job, _ = await trained(bench)
     await bench.take("lease")

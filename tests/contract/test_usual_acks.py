@@ -12,7 +12,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, generation
-from tests.contract.usual import KEY, META, PASSED_ON, content, meta, part, ran, texts, usual_case
+from tests.contract.usual import KEY, META, PASSED_ON, content, end_life, meta, part, ran, texts, usual_case
 from tests.inprocess.server import Server
 
 GANG = tuple(f"n{i}" for i in range(110))
@@ -52,8 +52,7 @@ class Hand:
         elif dice < 0.06:
             data.hset(job, f"failsafe_member:{node}", json.dumps(self.bench.lives[node].life))
         elif dice < 0.09:
-            data.hset(f"{KEY}node:{node}", self.random.choice(("lost", "left")), "1")
-            data.hdel(f"{KEY}nodes", node)  # the copy that a step would have made anew
+            end_life(data, node, self.random.choice(("lost", "left")))
         elif dice < 0.11:
             data.hset(job, f"silent:{node}", json.dumps(self.random.choice(("another", self.bench.lives[node].life))))
         elif dice < 0.12:

@@ -12,7 +12,7 @@ from nodeagent.model.timing import millis
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, generation
-from tests.contract.usual import KEY, META, PASSED_ON, content, meta, part, ran, usual_case
+from tests.contract.usual import KEY, META, PASSED_ON, content, end_life, meta, part, ran, usual_case
 from tests.inprocess.server import Server
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -49,8 +49,7 @@ class Hand:
         node, dice, data = self.random.choice(NODES), self.random.random(), self.server.data
         self.clock[0] += self.random.choice((0.0, 0.001, 0.01, 0.12))
         if dice < 0.03:
-            data.hset(f"{KEY}node:{node}", self.random.choice(("lost", "left")), "1")
-            data.hdel(f"{KEY}nodes", node)  # the copy that a step would have made anew
+            end_life(data, node, self.random.choice(("lost", "left")))
         elif dice < 0.06:
             with contextlib.suppress(StoreRefusedError):  # its life is over, or the store is not as it was
                 await self.bench.renew(node, 1)

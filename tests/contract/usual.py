@@ -8,7 +8,8 @@ from importlib.resources import files
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.store.keys import prefix
-from tests.inprocess.data import CommandError, Expiring, SortedSet, Stream, Value
+from nodeagent.store.nodetable import FIELDS
+from tests.inprocess.data import CommandError, Data, Expiring, SortedSet, Stream, Value
 from tests.inprocess.lua import runtime
 from tests.inprocess.server import CLUSTER, Server
 
@@ -29,6 +30,16 @@ def part(*names: str) -> str:
 def usual_case(*names: str) -> str:
     """These parts, and a reply of its own where they pass a question on."""
     return part(*names) + "return { 2 }"
+
+
+def end_life(data: Data, node: str, field: str) -> None:
+    """In both copies of the node's record, as a step does."""
+    data.hset(f"{KEY}node:{node}", field, "1")
+    copy = data.hget(f"{KEY}nodes", node)
+    if copy is not None:
+        lines = copy.split("\n")
+        lines[FIELDS.index(field)] = "1"
+        data.hset(f"{KEY}nodes", node, "\n".join(lines))
 
 
 def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:

@@ -91,8 +91,10 @@ class Cluster:
         return reply
 
     async def attack(self, *commands: str) -> None:
+        """``REV``: the store's own revision."""
+        rev = await self.raw("HGET", prefix(self.name) + "meta", "rev")
         for command in commands:
-            verb, key, *rest = command.split(" ")
+            verb, key, *rest = command.replace("REV", str(rev)).split(" ")
             await self.raw(verb, prefix(self.name) + key, *rest)
 
     async def whole(self, before: JobRecord) -> bool:
@@ -184,8 +186,12 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET node:n1 id n2",
         "HSET node:n1 start 9",
         "HSET node:n1 life evil",
+        "HSET node:n1 life evil rev REV",
+        "HSET node:n1 start 9 rev REV",
         "HSET node:n1 lost 1",
+        "HSET node:n1 lost 1 rev REV",
         "HSET node:n2 left 1",
+        "HSET node:n2 left 1 rev REV",
         "HSET job:u1 uid u9",
         "ZREM lease n2",
         "ZADD lease 1 n2",

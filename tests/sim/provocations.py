@@ -678,8 +678,8 @@ async def a_large_gang_forms_again(cluster: SimCluster) -> None:
 
 
 async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
-    """Somebody writes another life into the record of the job's one node, which is stuck; the job is to move. Its
-    workers have no peers whose end would end them."""
+    """Somebody writes another life, and the newest revision, into the record of the job's one node, which is stuck; the
+    job is to move. Its workers have no peers whose end would end them."""
     await started(cluster, 1, 1)
     (only,) = members(cluster)
     node = cluster.nodes[only]
@@ -688,6 +688,7 @@ async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
     cluster.checker.store_loses()
     cluster.damaged = True
     cluster.server.spoil(f"node:{only}", "life", "x")
+    cluster.server.spoil(f"node:{only}", "rev", str(cluster.server.state.rev))
     await cluster.cordon(only, Cordon(reason="test", by="test", at=0.0, drain=True))
     await asyncio.sleep(8)
     node.thaw()

@@ -77,7 +77,7 @@ def test_every_table_of_cases_is_run() -> None:
 def lapsed(left: str, lost: str, ends: str, served: str, shelter: str) -> bool:
     return bool(run(
         """
-        redis.call('HSET', P .. 'node:n', 'id', 'n', 'rev', '1', 'life', 'a', 'left', A.left, 'lost', A.lost)
+        node_save({ id = 'n', life = 'a', start = '1', left = A.left, lost = A.lost })
         if A.ends then redis.call('ZADD', LEASE, A.ends, 'n') end
         served, amnesty, recover = A.served, A.shelter, 0
         return lapsed('n') and 1 or 0
@@ -101,11 +101,15 @@ def active(acks: str, lives: str, holders: str, failsafe_members: str) -> bool:
     return run(
         """
         for _, id in ipairs({ 'm1', 'm2' }) do
-          redis.call('HSET', P .. 'node:' .. id, 'id', id, 'rev', '1', 'life', 'a')
+          node_save({ id = id, life = 'a', start = '1', left = '0', lost = '0' })
           redis.call('ZADD', LEASE, served + 1000, id)
         end
         if A.lives == 'one lapsed' then redis.call('ZADD', LEASE, served, 'm2') end
-        if A.lives == 'one came back with a new life' then redis.call('HSET', P .. 'node:m2', 'life', 'b') end
+        if A.lives == 'one came back with a new life' then
+          local other = copied(node_read('m2'))
+          other.life = 'b'
+          node_save(other)
+        end
         return not_ready(A.job) or 'ready'
         """,
         job=job, lives=lives,
@@ -142,7 +146,7 @@ def free(holders: str, received: str, ended: str) -> bool:
         """
         lease_ms, meta.limit = 3000, A.limit
         for _, id in ipairs({ 'h', 'k' }) do
-          redis.call('HSET', P .. 'node:' .. id, 'id', id, 'rev', '1', 'life', 'a')
+          node_save({ id = id, life = 'a', start = '1', left = '0', lost = '0' })
         end
         redis.call('ZADD', LEASE, served + (A.holders == 'one that lapsed' and 0 or 1000), 'h')
         redis.call('ZADD', LEASE, served - A.received, 'k')

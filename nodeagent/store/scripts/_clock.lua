@@ -186,13 +186,17 @@ local function node_brief(id)
   return brief
 end
 
--- Whether a node's record is what the steps wrote, by its revision in `changes` and its copy in `nodes`. Asked only
--- where a node is refused, or counts as gone, by its record: somebody may have written over it by hand.
+-- Whether a node's record is what the steps wrote, by its revision in `changes` and its copy in `nodes`, which must be
+-- of the same revision: who writes over the record can change that along. Asked only where a node is refused, or counts
+-- as gone, by its record.
 local function as_written(id)
   local node = redis.call('HMGET', P .. 'node:' .. id, 'life', 'start', 'lost', 'left', 'rev')
   local pack = redis.pcall('HGET', NODES, id)
   local copy = type(pack) == 'string' and { string.match(pack, '^[^\n]*\n([^\n]*)\n([^\n]*)\n(.-)\n(.-)\n.-\n(%d+)\n') } or {}
-  local same = copy[5] ~= node[5] or (copy[1] == node[1] and copy[2] == node[2] and copy[3] == node[3] and copy[4] == node[4])
+  local same = true
+  for i = 1, 5 do
+    same = same and copy[i] == node[i]
+  end
   return same and (tonumber(node[5] or '') or -1) >= tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id) or '0')
 end
 

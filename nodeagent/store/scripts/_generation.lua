@@ -122,6 +122,10 @@ local function check_lost(job, lost)
     end
     for life in pairs(lives) do
       if not gone(node, life) then
+        local about = node_brief(node)
+        if about and (about.life ~= life or about.lost == '1' or about.left == '1') then -- its record alone says so
+          return damaged('node:' .. node)
+        end
         return refuse('stale', 'node ' .. node .. ' holds its lease: it is not lost')
       end
     end

@@ -142,6 +142,10 @@ local function restore_node(new)
   end
   if old then
     listed('node:' .. id, old.rev)
+    local as_offered = old.rev == new.rev and same and old.start == new.start and old.lost == new.lost and old.left == new.left
+    if as_offered and not as_written(id) then -- only its copy is gone, or is another
+      node_pack(old)
+    end
     if old.lost ~= '1' and old.left ~= '1' then
       redis.call('ZADD', LEASE, 'NX', int(served), id)
     end
