@@ -262,7 +262,7 @@ class AdmissionVerifier:
     def _unreadable(self, uid: str, job: JobRecord | None, why: str, now: float) -> Refusal:
         text = (
             f"its record in the store cannot be read, so all stays as it is: {why}. An agent of another version wrote "
-            f"it, or somebody else did: correct or remove the key job:{uid}"
+            f"it, or somebody else did: correct or remove the key job:{uid}, and past:{uid} if that is there"
         )
         refusal = Refusal("unreadable", text, False)
         self._report(refusal, uid, job.name if job is not None else None, now)

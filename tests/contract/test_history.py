@@ -8,6 +8,7 @@ from nodeagent.model.job import JobRecord, Quota
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.messages import StoreCopy
 from tests.contract.bench import FAST, Bench, refused, spec
+from tests.contract.test_restore import read, read_after, rejoin
 
 
 async def ended(bench: Bench, uid: str, wall: float = 100.0, name: str = "", request: str = "") -> JobRecord:
@@ -258,6 +259,30 @@ async def test_what_is_in_the_history_no_older_view_brings_back(bench: Bench) ->
     await bench.recovered("n1")
     assert (await bench.beat("n1")).jobs == ()
     assert await names(bench) == ["job-u1"]
+
+
+@pytest.mark.parametrize("how", ["moved", "moved and ended", "a text"])
+async def test_a_job_that_no_step_has_moved_into_the_history_is_given_back(bench: Bench, how: str) -> None:
+    """Its record was restored no more, and missed again at once: the store decided nothing from then on."""
+    await bench.up("n1")
+    job = await bench.active(await bench.submit("u1"), "n1")
+    view = await read(bench)
+    async with bench.calls.link() as link:
+        past = bench.calls.prefix + "past:u1"
+        record = await link.ask("HGETALL", bench.calls.prefix + "job:u1")
+        await link.ask("DEL", bench.calls.prefix + "job:u1")
+        if how == "a text":
+            await link.ask("SET", past, "x")
+        else:
+            await link.ask("HSET", past, *record, *(("phase", "failed") if how == "moved and ended" else ()))
+    reply = view.reply
+    assert "job:u1" in await refused("behind", bench.beat("n1", rev=reply.rev, era=reply.era, damaged=("job:u1",)))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    assert after.jobs["u1"].model_copy(update={"rev": job.rev}) == job
+    assert await bench.store.past("u1") == ()
+    assert not (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).recovering
 
 
 async def test_a_store_that_lost_everything_has_no_history(bench: Bench) -> None:

@@ -91,10 +91,10 @@ class Cluster:
         return reply
 
     async def attack(self, *commands: str) -> None:
-        """``REV``: the store's own revision."""
+        """``REV`` in it is the store's own revision, ``KEY:`` the beginning of another key."""
         rev = await self.raw("HGET", prefix(self.name) + "meta", "rev")
         for command in commands:
-            verb, key, *rest = command.replace("REV", str(rev)).split(" ")
+            verb, key, *rest = command.replace("REV", str(rev)).replace("KEY:", prefix(self.name)).split(" ")
             await self.raw(verb, prefix(self.name) + key, *rest)
 
     async def whole(self, before: JobRecord) -> bool:
@@ -192,6 +192,9 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET node:n1 lost 1 rev REV",
         "HSET node:n2 left 1",
         "HSET node:n2 left 1 rev REV",
+        "RENAME node:n2 KEY:node:n1",
+        "COPY node:n2 KEY:node:n1 REPLACE",
+        "RENAME job:u1 KEY:past:u1",
         "HSET job:u1 uid u9",
         "ZREM lease n2",
         "ZADD lease 1 n2",

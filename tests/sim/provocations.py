@@ -695,6 +695,16 @@ async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("j") and only not in members(cluster), 60, "moved")
 
 
+async def its_record_is_moved_into_the_history(cluster: SimCluster) -> None:
+    """Somebody renames the record of a job that runs to where the history keeps those of jobs that have ended."""
+    await started(cluster, 2, 3)
+    cluster.server.spoil("past:uid-j", "uid")
+    await cluster.damage_store({"past:uid-j": cluster.server.value("job:uid-j"), "job:uid-j": None})
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.whole("j"), 60, "given back")
+    cluster.nodes[members(cluster)[0]].machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == 1, 60, "re-formed")
+
+
 async def an_older_record_is_there_when_an_agent_starts(cluster: SimCluster) -> None:
     """Somebody writes back what a job's record was some generations ago, and an agent that has just started reads that,
     and offers it as what it knows."""

@@ -527,6 +527,22 @@ function past.read(uid)
   return job.uid and job or nil
 end
 
+-- Whether a step has moved the job there. Else a record that somebody has moved to this key would never be restored:
+-- it is removed.
+function past.has(uid)
+  local key = P .. 'past:' .. uid
+  local kind = redis.call('TYPE', key).ok
+  local job = kind == 'hash' and past.read(uid) or {}
+  if job.uid == uid and job.name and job.owner and job.spec and is_terminal(job)
+    and redis.call('ZSCORE', past.lines, past.line(job)) then
+    return true
+  end
+  if kind ~= 'none' then
+    redis.call('DEL', key)
+  end
+  return false
+end
+
 function past.line(job)
   return table.concat({ job.uid, job.name, job.owner, #job.spec }, ' ')
 end

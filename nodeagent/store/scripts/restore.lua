@@ -226,8 +226,8 @@ local function named_so(job)
 end
 
 local function restore_job(new)
-  if redis.call('EXISTS', P .. 'past:' .. new.uid) == 1 then
-    return -- the job is in the history: an earlier view knows less
+  if past.has(new.uid) then
+    return -- an earlier view knows less
   end
   local old = job_read(new.uid) -- what was written over by hand is replaced, whatever it says
   raise_highest(new)
