@@ -19,7 +19,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
-PRELUDES = ("_clock", "_recovery", "_records", "_usage", "_holders", "_generation")
+PRELUDES = ("_clock", "_recovery", "_records", "_highest", "_usage", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
 """Steps that are called often, with the preludes that they need: the server makes every function of a prelude anew for
 each call."""
@@ -28,7 +28,7 @@ WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine
 USUAL = {
     "renew_lease": ("_usual_clock", "_usual_renewal"),
     "ack": ("_take_ack", "_usual_clock", "_usual_ack"),
-    "beat": ("_beat", "_usual_clock", "_usual_beat"),
+    "beat": ("_highest", "_beat", "_usual_clock", "_usual_beat"),
 }
 """Scripts before the preludes: the last handles the usual case of a step, and needs no prelude."""
 

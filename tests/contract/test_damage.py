@@ -156,6 +156,60 @@ async def test_a_proposal_finds_that_the_number_of_its_job_is_missing(bench: Ben
     assert generation(job).number == 2
 
 
+FAR = ("9007199254740991", "999999999999998", "1000000002", "1e3", "-1", "0x9", "nan", "")
+
+
+@pytest.mark.parametrize("text", FAR)
+async def test_a_highest_number_that_no_step_comes_to_is_damage(bench: Bench, text: str) -> None:
+    """It was counted on from, to where two numbers in a row are the same for Lua: the second generation after it never
+    began, and its number was promised on disks by then."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "highest", "train", text)
+    assert "highest" in await noticed(bench, view, 3)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"] == job
+    assert generation(await bench.propose(job, "n1", "n3")).number == 2
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+
+
+@pytest.mark.parametrize("text", FAR)
+async def test_nor_does_a_proposal_count_on_from_it(bench: Bench, text: str) -> None:
+    """No beat looks at a job that nobody runs."""
+    await bench.up("n1")
+    job = await bench.submit()
+    view = await read(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "highest", "train", text)
+    assert "highest" in await refused("recovering", bench.propose(job, "n1"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    assert generation(await bench.propose((await read_after(bench)).jobs["u1"], "n1")).number == 1
+
+
+async def test_a_number_of_many_generations_is_none_that_no_step_comes_to(bench: Bench) -> None:
+    """Of a name whose job is new, too."""
+    job, _ = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "highest", "train", "1000000000", "other", "999999999")
+    assert generation(await bench.propose(job, "n1", "n2")).number == 10**9 + 1
+    assert generation(await bench.propose(await bench.submit("u2", "other"), "n3")).number == 10**9
+
+
+async def test_the_number_of_a_record_that_no_step_wrote_is_read_by_nobody(bench: Bench) -> None:
+    """Who was to decide read it anew, and all counted on from there."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "job:u1", "generation_number", "9007199254740991")
+    assert "highest" in await refused("recovering", bench.end(job, "holding"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    assert (await read_after(bench)).jobs["u1"] == job
+    assert generation(await bench.propose(job, "n1", "n3")).number == 2
+
+
 @pytest.mark.parametrize("owner", ["nobody", "u1", "u3"])
 async def test_a_device_that_is_booked_against_the_records_is_booked_anew(bench: Bench, owner: str) -> None:
     """The simulation found it: a job that was to go on was refused its node for ever, for one that is not there.

@@ -21,8 +21,8 @@ READ = (
     "run", "version", "era", "last", "served", "credit", "gap", "rev", "amnesty", "floor", "floored", "asked",
     "horizon", "looked", "cluster_uid", "event",
 )  # fmt: skip
-USUAL = usual_case("_beat", "_usual_clock", "_usual_beat")
-WHOLE = part("_beat", "_clock", "_recovery", "_records") + load("beat", bare=True).source
+USUAL = usual_case("_highest", "_beat", "_usual_clock", "_usual_beat")
+WHOLE = part("_highest", "_beat", "_clock", "_recovery", "_records") + load("beat", bare=True).source
 STEPS = 300
 WHOLE_EACH = 8
 """As in ``_usual_beat.lua``."""

@@ -179,6 +179,8 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET highest train 0",
         "HSET highest train x",
         "HSET highest train 99999999999999999999",
+        "HSET highest train 9007199254740991",
+        "HSET highest train 999999999999998",
         "HSET cordons n2 x",
         "HSET node:n2 seq x",
         "HSET node:n2 seq 99999999999999999",

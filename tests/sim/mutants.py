@@ -586,6 +586,11 @@ def a_copy_of_another_revision_agrees(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("  local same = true\n", "  local same = true\n  if copy[5] ~= node[5] then return true end\n"))
 
 
+def any_number_may_be_the_highest(patch: pytest.MonkeyPatch) -> None:
+    """A generation gets the number after any that is kept for its job's name."""
+    change(patch, ("found = #text <= 15 and ", "found = "), (" and found <= least + FURTHER", ""))
+
+
 def what_is_in_the_history_has_ended(patch: pytest.MonkeyPatch) -> None:
     """A record among those of the history is believed, whether a step has moved it there or not."""
     change(patch, ("function past.has(uid)\n", "function past.has(uid)\n  do return past.read(uid) end\n"))
@@ -599,6 +604,7 @@ def older_records_are_read(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
+    Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),
     Mutant(what_is_in_the_history_has_ended, provocations.its_record_is_moved_into_the_history),
     Mutant(older_records_are_read, provocations.an_older_record_is_there_when_an_agent_starts),
     Mutant(only_groups_are_killed, provocations.a_process_outside_its_group),

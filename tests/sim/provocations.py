@@ -695,6 +695,19 @@ async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("j") and only not in members(cluster), 60, "moved")
 
 
+async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) -> None:
+    """Somebody writes the last number that Lua tells from the next one as the highest of a job that runs."""
+    await started(cluster, 2, 3)
+    cluster.checker.store_loses()
+    cluster.damaged = True
+    cluster.server.spoil("highest", "j", str(2**53 - 1))
+    for times in (1, 2):
+        cluster.nodes[members(cluster)[0]].machine.worker_ends("uid-j", 0, signal=9)
+        await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == times, 60, "re-formed")  # noqa: B023
+    generation = cluster.job("j").generation
+    assert generation is not None and generation.number < 10, "nobody has counted on from there"
+
+
 async def its_record_is_moved_into_the_history(cluster: SimCluster) -> None:
     """Somebody renames the record of a job that runs to where the history keeps those of jobs that have ended."""
     await started(cluster, 2, 3)

@@ -35,7 +35,7 @@ do
     if redis.call('HGET', prefix .. 'names', job[2]) ~= uid then
       return 'names'
     end
-    if tonumber(redis.call('HGET', prefix .. 'highest', job[2]) or '0') < tonumber(job[4] or '0') then
+    if not highest_of(prefix, job[2], job[4]) then
       return 'highest', record
     end
     local entry = job[5] or (job[7] ~= 'ended' and job[6])

@@ -1,6 +1,4 @@
 -- Functions that proposals, acknowledgements and endings share.
-local BUDGET_KEPT, WHOLE_TEXTS = 64, 16
-
 local function check_open(job)
   if is_terminal(job) then
     return refuse('ended', 'job ' .. job.name .. ' has ended (' .. job.phase .. ')')
@@ -16,6 +14,9 @@ local function check_expected(job)
       and job.generation_state == state
   else
     same = not job.generation_id
+  end
+  if not same and not highest_of(P, job.name, job.generation_number) then -- no step wrote it: nobody is to read it
+    return damaged('highest', 'job:' .. job.uid)
   end
   if not same then
     local seen = expect and (state .. ' generation ' .. int(expect.number)) or 'none'
@@ -195,6 +196,7 @@ local function close_generation(job, entry)
 end
 
 local function spend(job, entry)
+  local BUDGET_KEPT = 64
   if not entry or not job.active_number then
     return
   end
@@ -235,6 +237,7 @@ end
 -- The first few faults keep all that their workers wrote last (body), later ones less of it (brief?): any number of
 -- nodes may fail, and one record holds all their texts.
 local function put_report(job, counts, kind, node, state, body, brief)
+  local WHOLE_TEXTS = 16
   local seq = tonumber(string.match(job[kind .. ':' .. node] or '0', '^%d+'))
   local first = seq == 0 and FAILURES[state] or false
   if first then

@@ -482,9 +482,9 @@ local function widened(job)
   return whole
 end
 
--- What a step answers that was to decide by this record or key.
-local function damaged(key)
-  distrust({ key })
+-- What a step answers that was to decide by this record or key; or_key: either may be at fault.
+local function damaged(key, or_key)
+  distrust({ key, or_key })
   return refuse('recovering', 'somebody removed or damaged ' .. key .. ' in the store: the agents restore it, and nothing '
     .. 'is decided meanwhile; then try again')
 end

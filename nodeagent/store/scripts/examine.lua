@@ -134,13 +134,6 @@ for _, shared in ipairs({ { 'queues', 'tree' }, { 'windows', 'windows' } }) do
     found[#found + 1] = shared[1]
   end
 end
-for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
-  local number = redis.call('HGET', HIGHEST, name)
-  if #number > 15 or not string.find(number, '^%d+$') then -- a longer one cannot be raised by 1
-    redis.call('HDEL', HIGHEST, name)
-    found[#found + 1] = 'highest'
-  end
-end
 if found[1] and meta.timing then
   distrust(found)
 end

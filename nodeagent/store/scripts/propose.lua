@@ -52,8 +52,8 @@ local no = check_decision(job)
 if no then
   return no
 end
-if tonumber(redis.call('HGET', HIGHEST, job.name) or '0') < tonumber(job.generation_number or '0') then -- numbers only grow
-  return damaged('highest')
+if not highest_of(P, job.name, job.generation_number) then
+  return damaged('highest', 'job:' .. job.uid)
 end
 local members = decoded(A.members)
 local order = sorted_keys(members)

@@ -75,7 +75,7 @@ if found or full then
   expect(found)
 end
 for name, number in pairs(A.numbers) do
-  if number > tonumber(redis.call('HGET', HIGHEST, name) or '0') then
+  if not highest_of(P, name, int(number)) then
     redis.call('HSET', HIGHEST, name, int(number))
   end
 end
@@ -180,9 +180,9 @@ local function restore_node(new)
 end
 
 local function raise_highest(job)
-  local number = tonumber(job.generation_number or '0')
-  if number > tonumber(redis.call('HGET', HIGHEST, job.name) or '0') then
-    redis.call('HSET', HIGHEST, job.name, int(number))
+  local number = job.generation_number or '0'
+  if not highest_of(P, job.name, number) then
+    redis.call('HSET', HIGHEST, job.name, number)
   end
   local order = tonumber(job.order)
   if order <= FAR and order > tonumber(redis.call('HGET', META, 'order') or '0') then
