@@ -460,6 +460,22 @@ async def test_a_lease_process_does_not_end_by_a_record_with_a_later_revision(be
     assert "node:n2" in await refused("behind", bench.renew("n2"))
 
 
+@pytest.mark.parametrize("place", [1, 2000])
+async def test_a_mark_of_a_removal_beside_the_record_is_damage(bench: Bench, place: int) -> None:
+    """Who read everything anew took the job for removed: its workers ended, and after a recovery nobody knew of it.
+    ``place``: a revision before the job's last change, or one that the store comes to."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        rev = await link.ask("HINCRBY", bench.calls.prefix + "meta", "rev", str(place // 1000))
+        await link.ask("ZADD", bench.calls.prefix + "changes", str(min(place, rev)), "gone:job:u1")
+    assert "changes" in await refused("behind", bench.beat("n2"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert (after.jobs["u1"], after.reply.gone) == (job, ())
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+
+
 async def test_the_copies_of_nodes_may_be_gone(bench: Bench) -> None:
     """A node that has left is damaged once a step asks; nobody waits for it."""
     await trained(bench)

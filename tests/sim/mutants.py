@@ -586,6 +586,11 @@ def a_copy_of_another_revision_agrees(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("  local same = true\n", "  local same = true\n  if copy[5] ~= node[5] then return true end\n"))
 
 
+def marks_of_removals_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """A job that is marked as removed is removed for an agent that reads everything, whether it is there or not."""
+    change(patch, (" or redis.call('ZSCORE', CHANGES, record) then -- no step leaves both", " then"))
+
+
 def any_number_may_be_the_highest(patch: pytest.MonkeyPatch) -> None:
     """A generation gets the number after any that is kept for its job's name."""
     change(patch, ("found = #text <= 15 and ", "found = "), (" and found <= least + FURTHER", ""))
@@ -604,6 +609,7 @@ def older_records_are_read(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
+    Mutant(marks_of_removals_are_believed, provocations.it_is_marked_as_removed),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),
     Mutant(what_is_in_the_history_has_ended, provocations.its_record_is_moved_into_the_history),
     Mutant(older_records_are_read, provocations.an_older_record_is_there_when_an_agent_starts),

@@ -8,6 +8,8 @@ import asyncio
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
+from nodeagent.store.keys import prefix
+from tests.inprocess.server import CLUSTER
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
 from tests.sim.roles import WHOLE, end, role
@@ -706,6 +708,20 @@ async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) ->
         await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == times, 60, "re-formed")  # noqa: B023
     generation = cluster.job("j").generation
     assert generation is not None and generation.number < 10, "nobody has counted on from there"
+
+
+async def it_is_marked_as_removed(cluster: SimCluster) -> None:
+    """Somebody marks a job that runs as removed, beside its record, before an agent of it starts anew."""
+    await started(cluster, 2, 3)
+    cluster.checker.store_loses()
+    cluster.damaged = True
+    cluster.server.data.zadd(f"{prefix(CLUSTER)}changes", 3, "gone:job:uid-j")
+    before = pids(cluster)
+    node = cluster.nodes[members(cluster)[0]]
+    await node.kill_agent()
+    node.start_agent()
+    await asyncio.sleep(15)
+    assert pids(cluster) == before, "nothing that runs is hurt"
 
 
 async def its_record_is_moved_into_the_history(cluster: SimCluster) -> None:

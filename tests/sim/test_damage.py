@@ -88,6 +88,24 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
     simulate(4, scenario)
 
 
+def test_a_mark_that_a_job_was_removed_ends_none_of_its_workers_when_all_is_read_anew() -> None:
+    """After the next recovery no agent knew of the job any more, and all of its workers had ended."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        c.checker.store_loses()
+        c.damaged = True
+        c.server.data.zadd(f"{prefix(CLUSTER)}changes", 3, "gone:job:uid-j")
+        c.server.take("names")
+        await asyncio.sleep(15)
+        assert pids(c) == before, "nothing that runs is hurt"
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 60, "it is replaced")
+
+    simulate(4, scenario)
+
+
 SPENT = BudgetEntry(at=1, wall=0.0, kind="worker_failed", counts=True).to_json()
 
 

@@ -781,7 +781,8 @@ function distrust(damaged)
     local gone = string.sub(record, 1, 5) == 'gone:'
     if not gone and redis.call('EXISTS', P .. record) == 0 then
       bury(record)
-    elseif gone and (not string.find(listed[i + 1], '^%d+$') or is_above(tonumber(listed[i + 1]))) then -- by hand
+    elseif gone and (not string.find(listed[i + 1], '^%d+$') or is_above(tonumber(listed[i + 1]))
+      or redis.call('EXISTS', P .. string.sub(record, 6)) == 1) then -- by hand
       redis.call('ZREM', CHANGES, record)
     end
   end

@@ -116,10 +116,10 @@ local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
   local record, body, cordon, kind = changed[i], {}, '', 'whole'
   if string.sub(record, 1, 5) == 'gone:' then
-    if is_above(tonumber(changed[i + 1])) then
+    record = string.sub(record, 6)
+    if is_above(tonumber(changed[i + 1])) or redis.call('ZSCORE', CHANGES, record) then -- no step leaves both
       return distrust({ 'changes' })
     end
-    record = string.sub(record, 6)
   else
     if string.sub(record, 1, 4) == 'job:' then
       body, kind = job_news(string.sub(record, 5), A.rev, A.era)
