@@ -313,12 +313,29 @@ async def test_shared_records_at_a_wrong_place_are_noticed_once(bench: Bench, by
     await bench.submit()
 
 
-async def test_a_number_of_beats_that_no_agent_counted_is_damage(bench: Bench) -> None:
+@pytest.mark.parametrize("text", ["99999999999999999", "70000"])
+async def test_a_number_of_beats_that_no_agent_counted_is_damage(bench: Bench, text: str) -> None:
     """Each later beat came too late, and nobody said so: the node held its lease, and started nothing."""
     _, view = await trained(bench)
     async with bench.calls.link() as link:
-        await link.ask("HSET", bench.calls.prefix + "node:n1", "seq", "99999999999999999")
+        await link.ask("HSET", bench.calls.prefix + "node:n1", "seq", text)
     assert "node:n1" in await noticed(bench, view, 1)
+
+
+async def test_a_beat_that_comes_late_is_no_damage(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.beat("n1", seq=50_000)
+    await refused("stale", bench.beat("n1", seq=1_000))
+
+
+async def test_the_present_life_of_a_node_is_not_dead_because_somebody_wrote_so(bench: Bench) -> None:
+    """Its agent joins after each recovery and each of its starts: it was told that its life was lost."""
+    await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "node:n2", "dead", "n2-a")
+    await bench.join("n2")
+    await bench.join("n2", start=2)
+    await bench.beat("n2")
 
 
 @pytest.mark.parametrize(("field", "text"), [("rev", "9" * 16), ("order", "9" * 16), ("served", "9" * 14)])

@@ -591,6 +591,16 @@ def marks_of_removals_are_believed(patch: pytest.MonkeyPatch) -> None:
     change(patch, (" or redis.call('ZSCORE', CHANGES, record) then -- no step leaves both", " then"))
 
 
+def any_number_of_beats_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """Every beat with a lower number than the record's came late."""
+    change(patch, ("if tonumber(node.seq) > A.seq + SEQ_AHEAD then", "if false then"))
+
+
+def a_record_may_call_its_own_life_dead(patch: pytest.MonkeyPatch) -> None:
+    """A node whose present life is among its dead ones must take a new one."""
+    change(patch, ("or dead.mine and not same then", "or dead.mine then"))
+
+
 def any_number_may_be_the_highest(patch: pytest.MonkeyPatch) -> None:
     """A generation gets the number after any that is kept for its job's name."""
     change(patch, ("found = #text <= 15 and ", "found = "), (" and found <= least + FURTHER", ""))
@@ -610,6 +620,8 @@ MUTANTS = (
     Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
     Mutant(marks_of_removals_are_believed, provocations.it_is_marked_as_removed),
+    Mutant(any_number_of_beats_is_believed, provocations.its_record_counts_ahead),
+    Mutant(a_record_may_call_its_own_life_dead, provocations.its_record_calls_its_life_dead),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),
     Mutant(what_is_in_the_history_has_ended, provocations.its_record_is_moved_into_the_history),
     Mutant(older_records_are_read, provocations.an_older_record_is_there_when_an_agent_starts),

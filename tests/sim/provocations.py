@@ -710,6 +710,32 @@ async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) ->
     assert generation is not None and generation.number < 10, "nobody has counted on from there"
 
 
+async def its_record_counts_ahead(cluster: SimCluster) -> None:
+    """Somebody writes a number of beats that is far ahead into a member's record."""
+    await started(cluster, 2, 3)
+    await _written_into(cluster, members(cluster)[0], "seq", "999999999")
+
+
+async def its_record_calls_its_life_dead(cluster: SimCluster) -> None:
+    """Somebody writes a member's life among the dead ones of its record."""
+    await started(cluster, 2, 3)
+    name = members(cluster)[0]
+    await _written_into(cluster, name, "dead", cluster.server.state.nodes[name].incarnation.life)
+
+
+async def _written_into(cluster: SimCluster, name: str, field: str, text: str) -> None:
+    """What it says of the node counts for nothing, not even when all agents join again."""
+    cluster.checker.store_loses()
+    cluster.damaged = True
+    before = pids(cluster)
+    cluster.server.spoil(f"node:{name}", field, text)
+    cluster.server.take("names")
+    await asyncio.sleep(8)
+    assert pids(cluster) == before, "nothing that runs is hurt"
+    cluster.nodes[name].machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == 1, 60, "re-formed")
+
+
 async def it_is_marked_as_removed(cluster: SimCluster) -> None:
     """Somebody marks a job that runs as removed, beside its record, before an agent of it starts anew."""
     await started(cluster, 2, 3)

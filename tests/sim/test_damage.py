@@ -88,6 +88,30 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
     simulate(4, scenario)
 
 
+@pytest.mark.parametrize("field", ["seq", "dead"])
+def test_what_only_one_place_says_of_a_node_keeps_it_from_nothing(field: str) -> None:
+    """``seq``: each of its beats came too late, so that it never learned of anything, and nobody noticed. ``dead``: its
+    workers ended with the next recovery, and an agent that started ended."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        life = c.server.state.nodes["n2"].incarnation.life
+        c.checker.store_loses()
+        c.damaged = True
+        c.server.spoil("node:n2", field, {"seq": "999999999", "dead": life}[field])
+        c.server.take("names")
+        await asyncio.sleep(10)
+        await c.nodes["n2"].kill_agent()
+        c.nodes["n2"].start_agent()
+        await asyncio.sleep(10)
+        assert pids(c) == before, "nothing that runs is hurt"
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 60, "it is replaced")
+
+    simulate(4, scenario)
+
+
 def test_a_mark_that_a_job_was_removed_ends_none_of_its_workers_when_all_is_read_anew() -> None:
     """After the next recovery no agent knew of the job any more, and all of its workers had ended."""
 

@@ -5,7 +5,7 @@
 -- everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
 local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
-local SEQ_MAX = 1e15 -- no agent counts so far: written by hand
+local SEQ_AHEAD = 60000 -- ms, by which agents number their beats: no beat is so late
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
@@ -26,7 +26,7 @@ if no then
   return no
 end
 if A.seq <= tonumber(node.seq) then
-  if tonumber(node.seq) > SEQ_MAX then
+  if tonumber(node.seq) > A.seq + SEQ_AHEAD then
     return distrust({ 'node:' .. id })
   end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)

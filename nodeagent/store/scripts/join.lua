@@ -32,7 +32,7 @@ for life in string.gmatch(old and old.dead or '', '%S+') do
     dead.mine = true
   end
 end
-if (same and old.lost == '1') or dead.mine then
+if same and old.lost == '1' or dead.mine and not same then -- no step leaves the present life among the dead
   return refuse('lost', 'this life of node ' .. id .. ' was declared lost: it must come back with a new one')
 end
 if same and A.start < tonumber(old.start) then
