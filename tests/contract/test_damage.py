@@ -353,6 +353,23 @@ async def test_a_number_of_meta_that_no_step_comes_to_is_damage(bench: Bench, fi
         assert int(await link.ask("HGET", bench.calls.prefix + "meta", field)) < 10**13
 
 
+@pytest.mark.parametrize("field", ["lease", "credit", "gap", "limit"])
+@pytest.mark.parametrize("text", ["0", "999999999999"])
+async def test_a_time_that_is_not_of_the_timing_is_damage(bench: Bench, field: str, text: str) -> None:
+    """Nothing lapsed any more (``credit``, ``gap``), or the next recovery lasted for years (``lease``)."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        right = await link.ask("HGET", bench.calls.prefix + "meta", field)
+        await link.ask("HSET", bench.calls.prefix + "meta", field, text)
+    await noticed(bench, view, 8)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"] == job
+    async with bench.calls.link() as link:
+        assert await link.ask("HGET", bench.calls.prefix + "meta", field) == right
+
+
 @pytest.mark.parametrize("field", ["horizon", "asked", "known", "unannounced"])
 async def test_a_revision_in_meta_above_the_stores_own_is_damage(bench: Bench, field: str) -> None:
     """With ``horizon`` every agent read everything anew with each beat, for ever."""

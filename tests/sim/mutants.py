@@ -591,6 +591,11 @@ def marks_of_removals_are_believed(patch: pytest.MonkeyPatch) -> None:
     change(patch, (" or redis.call('ZSCORE', CHANGES, record) then -- no step leaves both", " then"))
 
 
+def the_steps_count_by_any_times(patch: pytest.MonkeyPatch) -> None:
+    """What a step counts by need not be what all agents were started with."""
+    change(patch, ("if seconds and math.abs(tonumber(meta[field]) - 1000 * seconds) > 1 then", "if false then"))
+
+
 def any_number_of_beats_is_believed(patch: pytest.MonkeyPatch) -> None:
     """Every beat with a lower number than the record's came late."""
     change(patch, ("if tonumber(node.seq) > A.seq + SEQ_AHEAD then", "if false then"))
@@ -620,6 +625,7 @@ MUTANTS = (
     Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
     Mutant(marks_of_removals_are_believed, provocations.it_is_marked_as_removed),
+    Mutant(the_steps_count_by_any_times, provocations.its_node_dies_while_no_gap_is_short),
     Mutant(any_number_of_beats_is_believed, provocations.its_record_counts_ahead),
     Mutant(a_record_may_call_its_own_life_dead, provocations.its_record_calls_its_life_dead),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),

@@ -710,6 +710,17 @@ async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) ->
     assert generation is not None and generation.number < 10, "nobody has counted on from there"
 
 
+async def its_node_dies_while_no_gap_is_short(cluster: SimCluster) -> None:
+    """Somebody has every pause between two steps count as one of the store's: then no silence is a node's."""
+    await started(cluster, 2, 3)
+    cluster.checker.store_loses()
+    cluster.damaged = True
+    cluster.server.spoil("meta", "gap", "0")
+    await asyncio.sleep(10)
+    cut(cluster, members(cluster)[:1])
+    await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == 1, 60, "re-formed")
+
+
 async def its_record_counts_ahead(cluster: SimCluster) -> None:
     """Somebody writes a number of beats that is far ahead into a member's record."""
     await started(cluster, 2, 3)

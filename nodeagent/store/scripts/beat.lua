@@ -31,6 +31,15 @@ if A.seq <= tonumber(node.seq) then
   end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
+-- The steps would count by other values than those of `timing`, which all agents compare with their own.
+local _, timing = pcall(cjson.decode, meta.timing or '0')
+for field, name in pairs({ lease = 'lease', credit = 'credit', gap = 'gap', limit = 'failsafe_limit' }) do
+  local seconds = type(timing) == 'table' and tonumber(timing[name])
+  if seconds and math.abs(tonumber(meta[field]) - 1000 * seconds) > 1 then
+    redis.call('DEL', META)
+    return refuse('behind', 'somebody wrote another ' .. field .. ' into meta: the agents restore it')
+  end
+end
 local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is named
 if served >= recover then
   local damaged = A.damaged
