@@ -24,6 +24,7 @@ from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.model.world import BRIEF
 from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
@@ -39,11 +40,13 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     used again before a reboot."""
     out: dict[str, Readiness] = {}
     for uid, status in statuses.items():
-        reason, _ = without_output(status.reason)
+        reason, output = without_output(status.reason)
         if status.phase in ("unknown", "preparing", "gone"):
             out[uid] = Readiness(state="preparing", reason=reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
-            out[uid] = Readiness(state="unfit", reason=reason, code=status.code, passing=status.passing)
+            out[uid] = Readiness(
+                state="unfit", reason=reason, error=output[:BRIEF], code=status.code, passing=status.passing
+            )
         elif status.portless:
             out[uid] = Readiness(
                 state="unfit", reason=status.portless, passing=True, portless=True, folder=status.folder

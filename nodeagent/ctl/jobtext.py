@@ -501,7 +501,8 @@ def _blame(job: Json) -> list[str]:
     lines = blame_lines(job)
     outcome = job["outcome"]
     if not lines and outcome and outcome["error"]:
-        return ["Last lines of the worker at fault:", *_indent(outcome["error"], "    ")]
+        title = "Last lines of the worker at fault:" if job["started"] else "What was printed about it:"
+        return [title, *_indent(outcome["error"], "    ")]
     return lines
 
 

@@ -141,6 +141,8 @@ class Readiness(Record):
     state: ReadyState
     reason: str = ""
     """For ``unfit``: what is missing, as shown to people ("/shared/resnet is missing")."""
+    error: str = ""
+    """For ``unfit``: what the job's own processes printed about it, for the job's owner and operators."""
     code: int = 0
     """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
     passing: bool = False

@@ -120,7 +120,8 @@ def read_env_file(path: str) -> dict[str, str]:
 
 
 class ModulesError(Exception):
-    """``str()`` is the sentence for the person."""
+    """``str()`` is the sentence for the person. Behind ``modules: `` its first colon begins what the user's own shell
+    printed, which not everybody may read (plan/pods/report.py)."""
 
 
 def with_modules(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
@@ -138,13 +139,14 @@ def with_modules(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str
     except subprocess.TimeoutExpired:
         raise ModulesError(f"modules: a login shell did not load {', '.join(names)} within {LOAD_BOUND:g} s") from None
     except OSError as error:
-        raise ModulesError(f"modules: {bash} cannot be run: {error.strerror}") from None
+        raise ModulesError(f"modules: {bash} cannot be run ({error.strerror})") from None
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode == NO_COMMAND:
         raise ModulesError("modules: a login shell here (bash --login) knows no command `module`; install it, or Lmod")
     if done.returncode == NOT_LOADED:
         why = " ".join(line.strip() for line in lines[-4:-1]) or "module load failed and gave no reason"
-        raise ModulesError(f"modules: {lines[-1]} cannot be loaded on this node: {why}")
+        which = lines[-1] if lines and lines[-1] in names else ", ".join(names)  # a profile may print at the end, too
+        raise ModulesError(f"modules: {which} cannot be loaded on this node: {why}")
     _, mark, text = done.stdout.partition(MARK)
     if done.returncode or not mark or len(text) > MOST_BYTES:
         last = lines[-1] if lines else "no word of it"

@@ -205,7 +205,8 @@ def _unfit_everywhere(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -
         waits = f"it waits for {some(away)}, which {'is' if len(away) == 1 else 'are'} away"
         return _wait(job, f"no live node can run it: {reasons}; {waits}", 0)
     code = next((c.code for c in unfit if c.code), 1)
-    return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
+    error = next((c.error for c in unfit if c.error), "")
+    return Decision(End("failed", text, gone, Outcome(code=code, text=text, error=error)), (text,))
 
 
 def _unfit_before(cluster: Cluster, job: JobRecord, node: str) -> bool:

@@ -40,6 +40,8 @@ class Candidate:
     """``out`` only because the job's placement excludes it: nothing is wrong with the node."""
     passing: bool = False
     """``unfit``, as in ``Readiness``."""
+    error: str = ""
+    """The same."""
     portless: bool = False
     """It cannot lead, as in ``Readiness``: ``fit`` if another node can, else ``unfit``."""
 
@@ -204,7 +206,7 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return no("pending", why, devices=got)
     if ready.state == "unfit":
         bad = no("unfit", f"cannot run it: {ready.reason}", devices=got if ready.portless else ())
-        return replace(bad, code=ready.code, passing=ready.passing, portless=ready.portless)
+        return replace(bad, code=ready.code, passing=ready.passing, portless=ready.portless, error=ready.error)
     return Candidate(node.id, life, "fit", "", got, 0, node.joined, ready.warming)
 
 

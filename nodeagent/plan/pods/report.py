@@ -70,15 +70,15 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
-_BEFORE_OUTPUT = re.compile(r"(?:^|; )(?:hook |ready |trouble with the fork server|no store process)")
+_BEFORE_OUTPUT = re.compile(r"(?:^|; )(?:hook |ready |trouble with the fork server|no store process|modules: )")
 _COLON = ": "
-"""How a text begins, alone or behind others, that has what the job's own processes wrote behind its first colon."""
+"""How a text begins, alone or behind others, that has what the job's own processes wrote behind its next colon."""
 
 
 def without_output(reason: str) -> tuple[str, str]:
-    """Why a pod is as it is, and apart from it what a command of its job printed (``shim/hook.py``), or a module that
-    it preloads raised (``shim/prepare.py``, ``shim/rendezvous.py``), with all behind that: only the job's owner and
-    operators may read it."""
+    """Why a pod is as it is, and apart from it what a command of its job printed (``shim/hook.py``), or its user's
+    login shell (``shim/environment.py``), or a module that it preloads raised (``shim/prepare.py``,
+    ``shim/rendezvous.py``), with all behind that: only the job's owner and operators may read it."""
     found = _BEFORE_OUTPUT.search(reason)
     head, colon, output = reason[0 if found is None else found.end() :].partition(_COLON)
     if found is None or not colon:

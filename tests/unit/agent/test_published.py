@@ -32,6 +32,12 @@ def test_what_a_module_of_the_job_raised_is_not_in_what_everybody_reads_of_a_nod
     assert one.reason == "trouble with the fork server"
 
 
+def test_what_a_login_shell_printed_is_apart_from_why_a_node_is_unfit() -> None:
+    reason = "modules: foo/1 cannot be loaded on this node: s3cret"
+    one = readiness({UID: PodStatus(uid=UID, phase="unfit", reason=reason)})[UID]
+    assert (one.reason, one.error) == ("modules: foo/1 cannot be loaded on this node", "s3cret")
+
+
 def test_a_pod_that_warms_up_its_workers_is_ready_and_says_so() -> None:
     one = readiness({UID: PodStatus(uid=UID, phase="ready", warming=True)})[UID]
     assert (one.state, one.warming) == ("ready", True)

@@ -23,6 +23,12 @@ def test_the_output_of_a_job_that_never_ran_is_nobodys_next_step() -> None:
     assert "nodeagentctl logs digits --tail 50" in job_lines(samples.detail(samples.FAILED))[-1]
 
 
+def test_what_a_login_shell_printed_of_modules_is_no_workers() -> None:
+    outcome = {"code": 1, "text": "no node can run it", "error": "Unable to locate foo/1"}
+    lines = job_lines(samples.detail(samples.job("failed", **NEVER_RAN | {"outcome": outcome})))
+    assert lines[lines.index("What was printed about it:") + 1].strip() == "Unable to locate foo/1"
+
+
 @pytest.mark.parametrize(
     ("most", "used", "says"),
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.plan.pods.report import without_output
 from nodeagent.shim import environment
 from nodeagent.shim.environment import ModulesError, with_modules
 
@@ -27,6 +28,7 @@ def test_what_a_profile_prints_is_no_environment(tmp_path: Path) -> None:
     [
         ("exit 90", "knows no command `module`"),
         ("echo first >&2; echo why >&2; echo m/1 >&2; exit 91", r"m/1 cannot be loaded on this node: first why"),
+        ("echo why >&2; echo m/1 >&2; echo + exit >&2; exit 91", r"^modules: m/1 cannot be loaded on this node: "),
         ("echo m/1 >&2; exit 91", "m/1 cannot be loaded on this node: module load failed and gave no reason"),
         ("echo broken >&2; exit 3", "ended with exit code 3: broken"),
         ("exit 0", "ended with exit code 0: no word of it"),
@@ -36,6 +38,26 @@ def test_what_a_profile_prints_is_no_environment(tmp_path: Path) -> None:
 def test_reasons(tmp_path: Path, body: str, says: str) -> None:
     with pytest.raises(ModulesError, match=says):
         with_modules(["m/1"], shell(tmp_path, body))
+
+
+@pytest.mark.parametrize("code", [3, 91])
+@pytest.mark.parametrize("last", ["m/1", "s3cret", "+ exit"])
+def test_what_the_users_shell_printed_is_not_for_everybody(tmp_path: Path, code: int, last: str) -> None:
+    """Of a profile with `set -x`, say: it was in the job's reason, and so in /v1/status and in the events."""
+    with pytest.raises(ModulesError) as raised:
+        with_modules(["m/1"], shell(tmp_path, f"echo s3cret: x >&2; echo '{last}' >&2; exit {code}"))
+    shown, printed = without_output(str(raised.value))
+    assert shown.startswith("modules: ")
+    assert "s3cret" not in shown
+    assert "s3cret" in printed or last in printed
+
+
+def test_a_shell_that_cannot_be_run_is_no_secret(tmp_path: Path) -> None:
+    base = shell(tmp_path, "")
+    (tmp_path / "bash").write_bytes(b"\x7fELF nothing")
+    with pytest.raises(ModulesError) as raised:
+        with_modules(["m/1"], base)
+    assert without_output(str(raised.value)) == (str(raised.value), "")
 
 
 def test_a_shell_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

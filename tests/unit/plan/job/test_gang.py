@@ -89,6 +89,13 @@ def test_it_fails_when_no_node_can_run_it_with_the_code_of_a_shell() -> None:
     assert (step.outcome.code, step.reason) == (127, "no node can run it: n1 cannot run it: /shared/x is missing")
 
 
+def test_what_was_printed_where_it_cannot_run_is_in_its_outcome_and_not_in_its_reason() -> None:
+    step = ended(take([make_node("n1", ready={UID: UNFIT.model_copy(update={"error": "s3cret"})})], make_job()))
+    assert step.outcome is not None
+    assert step.outcome.error == "s3cret"
+    assert "s3cret" not in step.reason + step.outcome.text
+
+
 def test_a_reason_that_many_nodes_give_is_shown_once() -> None:
     step = ended(take([make_node(f"n{i}", ready={UID: UNFIT}) for i in range(1, 6)], make_job()))
     assert step.reason == "no node can run it: n1, n2, n3 and 2 more cannot run it: /shared/x is missing"

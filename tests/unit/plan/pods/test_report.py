@@ -55,6 +55,7 @@ def test_what_a_hook_printed_is_apart_from_why_the_pod_could_not_start(refused: 
         ("ready db.0 failed with exit code 1: s3cret; ready db.1 failed with exit code 1: s3cret",
          "ready db.0 failed with exit code 1"),
         ("no store process: RuntimeError: s3cret", "no store process"),
+        ("modules: foo/1 cannot be loaded on this node: s3cret: x", "modules: foo/1 cannot be loaded on this node"),
         ("env_file /w/env: Permission denied (as user a); it is ready soon", None),
     ],
 )  # fmt: skip
