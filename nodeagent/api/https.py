@@ -1,15 +1,18 @@
-"""Serves other machines over https. Every connection is bounded: their number, the time of the handshake, and the time
-in which a caller must identify itself. Must never serve plain HTTP.
+"""Serves other machines over https. Every connection is bounded: their number, how often they come, the time of the
+handshake, and the time in which a caller must identify itself. Must never serve plain HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
+import struct
+import time
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +26,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import SHUTDOWN_TIMEOUT, create_app
 from nodeagent.api.throttle import Throttle
+from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import serves
 from nodeagent.trust.certificate import CertificateError, server_context
 from nodeagent.trust.ticket import Gate
@@ -34,6 +38,15 @@ class ServerBounds:
 
     connections: int = 128
     """Connections at once, of all callers; more wait in the kernel's queue."""
+    accepts: float = 1000.0
+    """Connections that are taken out of the kernel's queue a second, most of them to be hung up on."""
+    at_once: int = 32
+    """Handshakes for one address at once that nobody known came of; for another agent's as many as connections."""
+    per_second: float = 4.0
+    """The same in the long run."""
+    strangers_at_once: int = 64
+    """The same for all addresses together that are no agents'."""
+    strangers_per_second: float = 32.0
     handshake: float = 5.0
     silent: float = 10.0
     """From the handshake to an accepted request."""
@@ -93,7 +106,8 @@ class HttpsServer:
         tokens = TokenBook(config.api.tokens, lambda why: self._log.error("no token is let in", why=why))
         keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, lambda: view.config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)
-        door = _Door(context, self._bounds)
+        handshakes = Handshakes(self._bounds, self._agents, self._complain)
+        door = _Door(context, self._bounds, handshakes)
         app = create_app(view, self._metrics, door=(keeper, door.passed), throttle=self._throttle)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
@@ -109,6 +123,15 @@ class HttpsServer:
             finally:
                 await runner.cleanup()
                 door.hang_up()
+
+    def _agents(self) -> Iterable[str]:
+        """Where the other agents are."""
+        nodes = self._view.cluster().nodes
+        return [node.facts.address for name, node in nodes.items() if name != self._view.node]
+
+    def _complain(self, address: str) -> None:
+        what = "connections are hung up on before TLS: too many came of which no caller was known"
+        self._log.warning(what, newest=address)
 
 
 async def _listen(address: str, port: int) -> socket.socket:
@@ -129,11 +152,98 @@ async def _listen(address: str, port: int) -> socket.socket:
     return sock
 
 
+ADDRESSES = 1024
+"""Addresses whose handshakes are counted; beyond them the one that is silent for longest is forgotten."""
+AGENTS_AGAIN = 5.0
+"""Seconds until it is looked again where the agents are."""
+COMPLAINTS = 60.0
+"""Seconds between two lines in the log about connections that were hung up on."""
+
+
+class Handshakes:
+    """How often TLS may begin, by where a connection comes from: a handshake takes the agent's loop a signature before
+    it knows anybody. Each address has an allowance, so that one that floods keeps out no others; and all that are no
+    agents' together have one, so that many addresses cannot, either, take the loop. What a known caller's took is given
+    back. ``clock`` counts seconds and never goes back."""
+
+    def __init__(
+        self,
+        bounds: ServerBounds,
+        agents: Callable[[], Iterable[str]],
+        complain: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``agents``: the other agents' addresses; ``complain`` is called, now and then, with an address that was
+        refused."""
+        self._bounds, self._find, self._complain, self._clock = bounds, agents, complain, clock
+        self._strangers = Allowance(bounds.strangers_at_once, bounds.strangers_per_second)
+        self._complaints = Allowance(1, 1 / COMPLAINTS)
+        self._agents: frozenset[str] = frozenset()
+        self._looked = -AGENTS_AGAIN
+        self._sources: dict[str, Allowance] = {}
+        """By address, or network, the one that was asked for last at the end."""
+
+    def __len__(self) -> int:
+        """The number of addresses that are counted."""
+        return len(self._sources)
+
+    def may(self, host: str) -> bool:
+        """Whether one may begin for this address, which is counted then."""
+        now = self._clock()
+        if now - self._looked >= AGENTS_AGAIN:
+            self._looked, self._agents = now, frozenset(map(_plain, self._find()))
+        host = _plain(host)
+        agent = host in self._agents
+        source = host if agent else _network(host)
+        own = self._sources.pop(source, None)
+        if own is None:
+            most = self._bounds.connections if agent else self._bounds.at_once
+            own = Allowance(most, self._bounds.per_second)
+        self._sources[source] = own
+        if len(self._sources) > ADDRESSES:
+            del self._sources[next(iter(self._sources))]
+        if own.may(now) and (agent or self._strangers.may(now)):
+            return True
+        if self._complaints.may(now):
+            self._complain(host)
+        return False
+
+    def known(self, host: str) -> None:
+        """A caller on a connection from there is known: its handshake does not count."""
+        now, host = self._clock(), _plain(host)
+        own = self._sources.get(host if host in self._agents else _network(host))
+        if own is not None:
+            own.spend(-1, now)
+        if host not in self._agents:
+            self._strangers.spend(-1, now)
+
+
+def _plain(host: str) -> str:
+    """An address in its usual form, an IPv4 address that came over IPv6 as such; what is none as it is."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def _network(host: str) -> str:
+    """Of IPv6 the network: who has one address of it has all 2**64."""
+    return ipaddress.IPv6Address(host).exploded[:19] if ":" in host else host
+
+
+ACCEPT_PAUSE = 0.05
+"""Seconds beyond those that are needed for which nothing is accepted, once too much came."""
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: closed with a reset, so that nothing of it stays in the kernel."""
+
+
 class _Door:
     """Accepts a bounded number of connections, and closes those that stay silent."""
 
-    def __init__(self, context: ssl.SSLContext, bounds: ServerBounds) -> None:
-        self._context, self._bounds = context, bounds
+    def __init__(self, context: ssl.SSLContext, bounds: ServerBounds, handshakes: Handshakes) -> None:
+        self._context, self._bounds, self._handshakes = context, bounds, handshakes
+        self._accepts = Allowance(BACKLOG, bounds.accepts)
         self._free = asyncio.Semaphore(bounds.connections)
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         self._here: set[asyncio.WriteTransport] = set()
@@ -146,8 +256,15 @@ class _Door:
         opening: set[asyncio.Task[None]] = set()
         try:
             while True:
+                if late := self._accepts.spend(1, time.monotonic()):
+                    await asyncio.sleep(late + ACCEPT_PAUSE)
                 await self._free.acquire()
-                connection, _ = await loop.sock_accept(listening)
+                connection, there = await loop.sock_accept(listening)
+                if not self._handshakes.may(there[0]):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                    connection.close()
+                    self._free.release()
+                    continue
                 task = loop.create_task(self._open(connection, server))
                 opening.add(task)
                 task.add_done_callback(opening.discard)
@@ -190,6 +307,8 @@ class _Door:
                     "close idle connections, then try again",
                 )
             self._whose[transport] = who.key
+        if transport in self._silent:
+            self._handshakes.known(transport.get_extra_info("peername")[0])
         self._speaks(transport)
 
     def _speaks(self, transport: asyncio.BaseTransport) -> None:

@@ -304,6 +304,19 @@ def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None
         slow.close()
 
 
+def test_who_comes_too_often_is_hung_up_on_before_tls_and_keeps_no_place(agent: LiveAgent, tmp_path: Path) -> None:
+    bounds = ServerBounds(connections=6, at_once=3, per_second=0.001)
+    tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
+    with https(agent, agent.view, bounds, tokens=tokens) as door, contextlib.ExitStack() as stack:
+        for _ in range(8):
+            assert ctl(door, tmp_path, "get").exit_code == 0, "what a known caller's took is given back"
+        for _ in range(3):
+            stack.enter_context(door.speak(b""))
+        for _ in range(8):
+            with pytest.raises(OSError):
+                door.speak(b"").close()
+
+
 def test_one_caller_has_half_of_the_connections_at_most(agent: LiveAgent, tmp_path: Path) -> None:
     bounds = ServerBounds(connections=6, silent=1.0)
     tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
