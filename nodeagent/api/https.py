@@ -12,6 +12,7 @@ import ssl
 import struct
 import time
 from asyncio.sslproto import SSLProtocol
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ class ServerBounds:
     strangers_at_once: int = 64
     """The same for all addresses together that are no agents'."""
     strangers_per_second: float = 32.0
+    anonymous: int = 8
+    """Requests without credentials on one connection, of those that need none."""
     handshake: float = 5.0
     silent: float = 10.0
     """From the handshake to an accepted request."""
@@ -108,10 +111,10 @@ class HttpsServer:
         listening = await _listen(self._address, config.ports.api)
         handshakes = Handshakes(self._bounds, self._agents, self._complain)
         door = _Door(context, self._bounds, handshakes)
-        app = create_app(view, self._metrics, door=(keeper, door.passed), throttle=self._throttle)
+        app = create_app(view, self._metrics, door=(keeper, door), throttle=self._throttle)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
-            keepalive_timeout=self._bounds.keepalive,
+            keepalive_timeout=self._bounds.keepalive, lingering_time=0,  # who was refused is read no more
         )  # fmt: skip
         with contextlib.closing(listening):
             await runner.setup()
@@ -246,6 +249,7 @@ class _Door:
         self._accepts = Allowance(BACKLOG, bounds.accepts)
         self._free = asyncio.Semaphore(bounds.connections)
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        self._anonymous: Counter[asyncio.BaseTransport] = Counter()
         self._here: set[asyncio.WriteTransport] = set()
         self._whose: dict[asyncio.BaseTransport, Key] = {}
         self._share = max(1, bounds.connections // 2)
@@ -311,7 +315,15 @@ class _Door:
             self._handshakes.known(transport.get_extra_info("peername")[0])
         self._speaks(transport)
 
+    def may_ask_again(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether there may be another request on this connection, after one without credentials."""
+        if transport not in self._silent:
+            return True
+        self._anonymous[transport] += 1
+        return self._anonymous[transport] < self._bounds.anonymous
+
     def _speaks(self, transport: asyncio.BaseTransport) -> None:
+        self._anonymous.pop(transport, None)
         if (late := self._silent.pop(transport, None)) is not None:
             late.cancel()
 

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -215,24 +215,54 @@ def _certificate_name(request: web.Request) -> str:
     return names[0] if names else "without a name"
 
 
-def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport, Caller], None]) -> Middleware:
-    """Lets only requests of identified callers pass. Exceptions are the request for a challenge and the status page's
-    files, which say nothing about the cluster. ``passed`` is called with the connection of an identified caller, and
-    may refuse it. The body is read here, within its bound."""
+class RemoteConnections(Protocol):
+    """The https server's, as far as it matters whose they are."""
+
+    def passed(self, transport: asyncio.BaseTransport, who: Caller) -> None:
+        """The caller on this connection has been identified. Raises ``ApiError`` to refuse it."""
+        ...
+
+    def may_ask_again(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether there may be another request on this connection, after one without credentials."""
+        ...
+
+
+def _for_all(request: web.Request) -> bool:
+    """It needs no credentials: a challenge, or one of the status page's files. They say nothing about the cluster."""
+    return request.method == "GET" and (request.path == CHALLENGE or request.path in FILES)
+
+
+@web.middleware
+async def farewell_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Ends the connection with the answer to a caller who was not let in: each more costs the loop as much."""
+    answer = await handler(request)
+    if CALLER not in request and not _for_all(request):
+        answer.force_close()
+    return answer
+
+
+def door_middleware(keeper: Doorkeeper, connections: RemoteConnections) -> Middleware:
+    """Lets only requests of identified callers pass, and those that need no credentials, a few on each connection. The
+    body is read here, within its bound."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == CHALLENGE and request.method == "GET":
-            return web.json_response({"challenge": keeper.challenge()}, headers={"Cache-Control": "no-store"})
-        if request.path in FILES and request.method == "GET":
-            return await handler(request)
+        if _for_all(request):
+            if request.path == CHALLENGE:
+                answer: web.StreamResponse = web.json_response({"challenge": keeper.challenge()})
+                answer.headers["Cache-Control"] = "no-store"
+            else:
+                answer = await handler(request)
+            if request.transport is not None and not connections.may_ask_again(request.transport):
+                answer.force_close()
+            return answer
         who = await keeper.who(request)
         if who.reads_only and request.method not in ("GET", "HEAD"):
             raise ApiError(
                 "permission", f"{who.name} may read, not change", "use a token that may; nothing was changed"
             )
         if request.transport is not None:
-            passed(request.transport, who)
+            connections.passed(request.transport, who)
         try:
             async with asyncio.timeout(keeper.body_timeout):
                 await request.read()

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +20,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
-from nodeagent.api.auth import DATABASE, USERS, Caller, UserDatabase
+from nodeagent.api.auth import DATABASE, USERS, UserDatabase
 from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
@@ -32,7 +31,7 @@ from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
 from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
-from nodeagent.api.remote import Doorkeeper, door_middleware
+from nodeagent.api.remote import Doorkeeper, RemoteConnections, door_middleware, farewell_middleware
 from nodeagent.api.requests import MAX_BODY, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
@@ -48,8 +47,8 @@ def _of_ours(record: logging.LogRecord) -> bool:
 
 logging.getLogger("aiohttp.server").addFilter(_of_ours)
 
-Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport, Caller], None]]
-"""The doorkeeper, and a function that is called with each connection of an identified caller, and may refuse it."""
+Door = tuple[Doorkeeper, RemoteConnections]
+"""Who says who asks, and the connections on which they do."""
 
 
 def create_app(
@@ -68,7 +67,7 @@ def create_app(
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
-        middlewares.append(door_middleware(*door))
+        middlewares = [farewell_middleware, *middlewares, door_middleware(*door)]
     if full:
         middlewares += [throttle_middleware(view, throttle), query_middleware, joined_middleware(view)]
         middlewares.append(answering_middleware(view))

@@ -304,6 +304,41 @@ def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None
         slow.close()
 
 
+CHALLENGE = b"GET /v1/challenge HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def everything(connection: ssl.SSLSocket) -> bytes:
+    """What comes until the other side hangs up."""
+    connection.settimeout(30)
+    found = b""
+    with contextlib.suppress(ConnectionResetError, ssl.SSLEOFError):
+        while more := connection.recv(1 << 16):
+            found += more
+    return found
+
+
+def test_a_refusal_ends_the_connection_and_so_do_many_requests_without_credentials(door: Door) -> None:
+    jobs = b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\n\r\n"
+    with door.speak(jobs * 20) as refused, door.speak(CHALLENGE * 20) as asking:
+        answer = everything(refused)
+        assert (answer.count(b"HTTP/1.1 401 "), answer.count(b"Connection: close")) == (1, 1)
+        assert everything(asking).count(b"HTTP/1.1 200 ") == ServerBounds().anonymous
+    known = b"GET /v1/version HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer reads-secret\r\n\r\n"
+    with door.speak(known + CHALLENGE * 20 + jobs) as both:
+        assert everything(both).count(b"HTTP/1.1 200 ") == 21, "of who is known on this connection, as many as it likes"
+
+
+def test_what_follows_a_refusal_is_not_read(door: Door) -> None:
+    """For 10 s it was, as fast as it came: of 120 connections it took 0.67 of a core."""
+    most, count = 1 << 28, 0
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+    with door.speak(head) as connection, contextlib.suppress(OSError):
+        while count < most:
+            connection.sendall(bytes(1 << 16))
+            count += 1 << 16
+    assert count < most
+
+
 def test_who_comes_too_often_is_hung_up_on_before_tls_and_keeps_no_place(agent: LiveAgent, tmp_path: Path) -> None:
     bounds = ServerBounds(connections=6, at_once=3, per_second=0.001)
     tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
