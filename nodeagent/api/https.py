@@ -25,7 +25,7 @@ from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import Doorkeeper, TokenBook
-from nodeagent.api.server import SHUTDOWN_TIMEOUT, create_app
+from nodeagent.api.server import HEADERS, SHUTDOWN_TIMEOUT, create_app
 from nodeagent.api.throttle import Throttle
 from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import serves
@@ -114,7 +114,8 @@ class HttpsServer:
         app = create_app(view, self._metrics, door=(keeper, door), throttle=self._throttle)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
-            keepalive_timeout=self._bounds.keepalive, lingering_time=0,  # who was refused is read no more
+            keepalive_timeout=self._bounds.keepalive, max_headers=HEADERS,
+            lingering_time=0,  # who was refused is read no more
         )  # fmt: skip
         with contextlib.closing(listening):
             await runner.setup()

@@ -106,6 +106,9 @@ PROBE_TIMEOUT = 1.0
 SHUTDOWN_TIMEOUT = 0.1
 """Seconds that requests under way get (twice) when the agent ends; connections that follow logs are closed. No process
 renews the lease in this time: the next agent must run before the fence."""
+HEADERS = 32
+"""Lines in a request's head, of 8 KiB at most, as the request's own. aiohttp keeps 128, before anybody is known: of all
+connections a quarter of a gigabyte."""
 BACKLOG = 128
 """Connections that wait in the kernel to be accepted."""
 LOOPBACK = "127.0.0.1"
@@ -191,7 +194,9 @@ class ApiServer:
         app = create_app(
             self._view, self._metrics, local_socket=local_socket, throttle=self.throttle, users=self._users
         )
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT, max_headers=HEADERS
+        )
         await runner.setup()
         self._runners.append(runner)
         assert runner.server is not None
