@@ -63,7 +63,7 @@ def create_app(
     """``local_socket``: the full API, for a unix socket (SO_PEERCRED identifies callers); ``door``: the full API for
     the callers that it identifies; neither: health, metrics and the status page only. ``throttle``: of users'
     requests, if several applications share it."""
-    throttle = Throttle(view.config.limits) if throttle is None else throttle
+    throttle = Throttle(lambda: view.config.limits) if throttle is None else throttle
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
@@ -126,7 +126,7 @@ class ApiServer:
     ) -> None:
         self._view = view
         self._metrics = metrics
-        self.throttle = Throttle(view.config.limits) if throttle is None else throttle
+        self.throttle = Throttle(lambda: view.config.limits) if throttle is None else throttle
         """Of the users' requests to this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []

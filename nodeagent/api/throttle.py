@@ -57,9 +57,10 @@ class _Asking:
 
 
 class Throttle:
-    """The requests of all users. ``clock`` counts seconds and never goes back."""
+    """The requests of all users. ``limits``: as they are now, since a reload may change them; ``clock`` counts seconds
+    and never goes back."""
 
-    def __init__(self, limits: LimitsConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Callable[[], LimitsConfig], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._users: dict[Key, _Asking] = {}
 
@@ -71,15 +72,16 @@ class Throttle:
         """Count one more request of this user. Empty: it was counted, and ``end`` must follow. Otherwise the key of
         ``limits`` that refuses (``work``: the share of the loop is used up; ``users``: too many users), and nothing
         was counted."""
-        now, limits = self._clock(), self._limits
+        now, limits = self._clock(), self._limits()
+        rate = limits.requests
         asking = self._users.get(key)
         if asking is None:
             if len(self._users) >= USERS:
                 self._forget(now)
             if len(self._users) >= USERS:
                 return "users"
-            rate = limits.requests
             asking = self._users[key] = _Asking(Allowance(BURST * rate, rate), Allowance(WORK_BURST, WORK_SHARE))
+        asking.requests.change(BURST * rate, rate, now)
         if asking.work.spend(0, now):
             return "work"
         if asking.under_way >= limits.concurrent:

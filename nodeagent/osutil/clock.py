@@ -37,6 +37,11 @@ class Allowance:
         self._burst, self._rate = burst, per_second
         self._left, self._at = burst, 0.0
 
+    def change(self, burst: float, per_second: float, now: float) -> None:
+        """From now on so much; what was spent stays spent."""
+        self.spend(0, now)
+        self._burst, self._rate = burst, per_second
+
     def spend(self, amount: float, now: float) -> float:
         """Seconds until there is something left after this; 0: there is."""
         self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._rate) - amount

@@ -43,7 +43,7 @@ def test_every_limit_is_shown_with_its_value() -> None:
 
 async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
     view, names = FakeView(tmp_path), UserDatabase(lambda _uid: "alice")
-    throttle = Throttle(view.config.limits)
+    throttle = Throttle(lambda: view.config.limits)
     await view.join()
     await view.store.submit("u1", spec("one"), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two"), ALICE, 1.0, "alice", "r2")
@@ -87,7 +87,7 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
 async def test_an_owner_without_limits(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     view, names = FakeView(tmp_path, operators=group), UserDatabase(lambda _uid: "root")
-    throttle = Throttle(view.config.limits)
+    throttle = Throttle(lambda: view.config.limits)
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
     await view.store.submit("u1", spec("one"), 0, 1.0, "root", "r1")
@@ -118,7 +118,7 @@ class Racing:
 
     def __init__(self, view: FakeView, others: int) -> None:
         self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice")
-        self.routes, self.claimed = JobRoutes(view, Throttle(view.config.limits), self._names), 0
+        self.routes, self.claimed = JobRoutes(view, Throttle(lambda: view.config.limits), self._names), 0
 
     async def admit(self) -> list[JobSpec]:
         return [await admitted(self.view.cluster(), RACER, in_team("mine"), self._names)]
@@ -200,7 +200,7 @@ async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
         signed = view.seal.control(name, first_control(gang, "alice", None))
         await view.store.submit(name, gang, ALICE, 1.0, "alice", name, control=signed)
     await view.refresh()
-    routes = JobRoutes(view, Throttle(view.config.limits), UserDatabase(lambda _uid: "alice"))
+    routes = JobRoutes(view, Throttle(lambda: view.config.limits), UserDatabase(lambda _uid: "alice"))
     write, racing = view.store.control, True
 
     async def known(*_: object) -> Caller:
@@ -244,7 +244,7 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
         limits.within_quota(owner, quota, [(large, 70)])
     view, signed = FakeView(tmp_path), 0
     await view.join()
-    batches = Batches(view, JobRoutes(view, Throttle(view.config.limits)))
+    batches = Batches(view, JobRoutes(view, Throttle(lambda: view.config.limits)))
 
     async def sign(*_what: object) -> list[object]:
         nonlocal signed
@@ -263,7 +263,7 @@ async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: 
     owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
     view = FakeView(tmp_path)
     await view.join()
-    batches = Batches(view, JobRoutes(view, Throttle(view.config.limits)))
+    batches = Batches(view, JobRoutes(view, Throttle(lambda: view.config.limits)))
 
     def jobs(count: int, size: int) -> list[Submission]:
         one = spec().model_copy(update={"user": "ann"})

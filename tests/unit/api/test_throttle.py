@@ -37,8 +37,8 @@ class Clocked(Throttle):
     """With a clock that stands still until it is moved."""
 
     def __init__(self) -> None:
-        self.now = 100.0
-        super().__init__(LIMITS, lambda: self.now)
+        self.now, self.limits = 100.0, LIMITS
+        super().__init__(lambda: self.limits, lambda: self.now)
 
     def ask(self, key: int | str = 1, *, follows: bool = False) -> str:
         return self.begin(key, follows=follows)
@@ -59,6 +59,19 @@ def test_a_flood_is_refused_and_an_ordinary_user_goes_on() -> None:
     assert throttle.quick(5, key=2) == [""] * 5
     throttle.now += 0.5
     assert throttle.quick(7) == [""] * 5 + ["requests"] * 2
+
+
+def test_limits_that_a_reload_changes_hold_at_once_for_those_who_ask_already() -> None:
+    throttle = Clocked()
+    assert throttle.quick(5) == [""] * 5
+    throttle.limits = LimitsConfig(requests=1, concurrent=1, followers=2)
+    assert throttle.quick(4) == [""] * BURST + ["requests"] * (4 - BURST)
+    throttle.now += 1
+    assert [throttle.ask(), throttle.ask()] == ["", "concurrent"]
+    throttle.limits = LIMITS
+    assert throttle.ask() == "requests"
+    throttle.now += 1
+    assert throttle.quick(11) == [""] * 10 + ["requests"]
 
 
 def test_requests_under_way_are_bounded() -> None:
@@ -112,7 +125,7 @@ async def test_each_step_of_an_answer_is_timed() -> None:
 
 async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
-    throttle, request = Throttle(view.config.limits), make_mocked_request("GET", "/v1/jobs")
+    throttle, request = Throttle(lambda: view.config.limits), make_mocked_request("GET", "/v1/jobs")
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -130,7 +143,8 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
 async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_path: Path) -> None:
     """Python warns of work that was made and never awaited, and warnings are errors here."""
     view = FakeView(tmp_path)
-    throttle, request, begun = Throttle(view.config.limits), make_mocked_request("GET", "/v1/history"), list[str]()
+    throttle, begun = Throttle(lambda: view.config.limits), list[str]()
+    request = make_mocked_request("GET", "/v1/history")
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
     async def handler(_: web.Request) -> web.StreamResponse:
