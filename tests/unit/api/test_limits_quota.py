@@ -75,7 +75,7 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
     await view.store.shelve(["u1"], 0.0, 100)
     await view.refresh()
     assert [job.name for job in view.cluster().jobs.values()] == ["one"]
-    shown = await owner_json(view, Throttle(view.config.limits), sizes, names, view.job("one"))
+    shown = await owner_json(view, Throttle(lambda: view.config.limits), sizes, names, view.job("one"))
     assert shown is not None and shown["used"]["job_bytes"] == size
     assert await owned(view, sizes, [ALICE, ALICE + 1]) == {ALICE: (1, size), ALICE + 1: (0, 0)}
     with pytest.raises(StoreRefusedError, match=f"would take {size + len(spec('six').to_json())} bytes"):
@@ -109,7 +109,7 @@ async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> No
     await view.store.submit("u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
     await view.refresh()
-    found = await DoctorRoutes(view, Throttle(view.config.limits))._users(names)
+    found = await DoctorRoutes(view, Throttle(lambda: view.config.limits))._users(names)
     assert [where for where, _ in found] == ["user/bob"]
 
 
