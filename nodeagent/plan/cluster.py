@@ -4,7 +4,8 @@ from one view, kept for as long as that view stays the same.
 With thousands of nodes, sorting and judging all of them anew for each job in each round of each agent would be most of
 what an agent does. For the same reason it says what differs between a view and an earlier one: what was worked out from
 that one need not be worked out anew. Decides nothing, and no result may depend on whether it was kept: only pure
-functions of the view's nodes, jobs, queues and lapsed leases belong here, never what depends on its time.
+functions of the view's nodes, jobs, queues, lapsed leases and refused jobs belong here. What depends on its time too
+names that part of it among what it was worked out from.
 """
 
 from __future__ import annotations
@@ -145,13 +146,15 @@ class Cluster:
     set_aside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Of a view that is one job's: by queue and resource, what the queue keeps of its capability for jobs before it."""
     notes: Notes = field(default_factory=Notes, compare=False, repr=False)
-    """Shared by views in which ``nodes``, ``jobs``, ``lapsed`` and ``queues`` are the same objects: what was
-    worked out from these is worked out once."""
+    """Shared by views in which ``nodes``, ``jobs``, ``lapsed``, ``queues`` and ``refused`` are the same objects: what
+    was worked out from these is worked out once."""
 
-    def once(self, what: str, work: Callable[[T | None], T], of: object = None, size: int = 1) -> T:
-        """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed``, ``queues`` and ``of``, and of nothing else; it is
-        given what it made of other ones (``Notes.once``)."""
-        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, self.queues, of), work, size)
+    def once(self, what: str, work: Callable[[T | None], T], *of: object, size: int = 1) -> T:
+        """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed``, ``queues``, ``refused`` and ``of``, and of nothing
+        else; it is given what it made of other ones (``Notes.once``). ``of``: whatever else it depends on, what others
+        made of the view's time among it."""
+        view = self.nodes, self.jobs, self.lapsed, self.queues, self.refused
+        return self.notes.once(what, (*view, *of), work, size)
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""

@@ -58,8 +58,8 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.generation is not None and job.generation.state == "active":
         # Of time it depends on what is kept for others now, and on whose time to begin has come.
-        view = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, reserved(cluster), to_come(cluster)
-        calm = cluster.notes.once(f"calm:{job.uid}", view, lambda _before: _calm(cluster, job, wall))
+        of = job, reserved(cluster), to_come(cluster)
+        calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), *of)
         if calm is not None:
             return calm
     settled = settle_scale(cluster, job)

@@ -64,8 +64,7 @@ def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of those that are no members."""
     kept = kept_from(cluster, job)
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
-    return cluster.notes.once(f"prepare:{job.uid}", of, lambda _before: _choose(cluster, job, kept))
+    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job, kept), job, kept)
 
 
 def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
@@ -89,8 +88,7 @@ def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         near = closer(names, [*generation.members], gang)
         return frozenset(names if near else ())
 
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
-    return cluster.notes.once(f"closer:{job.uid}", of, find)
+    return cluster.once(f"closer:{job.uid}", find, job, kept)
 
 
 def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:

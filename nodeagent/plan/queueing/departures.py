@@ -108,7 +108,7 @@ def withheld(cluster: Cluster, queue: str) -> Mapping[str, frozenset[str]]:
         stay = {uid: frozenset(nodes).difference(back.get(uid, ())) for uid, nodes in out.items()}
         return {uid: nodes for uid, nodes in stay.items() if nodes}
 
-    return cluster.once(f"withheld:{queue}", look, cluster.refused)
+    return cluster.once(f"withheld:{queue}", look)
 
 
 def _lent_by_all(cluster: Cluster) -> Mapping[str, Sequence[str]]:
@@ -120,7 +120,7 @@ def _lent_by_all(cluster: Cluster) -> Mapping[str, Sequence[str]]:
         jobs = sorted((job for job in cluster.jobs.values() if job.uid not in cluster.refused), key=line_key)
         return {job.uid: nodes for job in jobs if (nodes := lent(cluster, job))}
 
-    return cluster.once("lent", look, cluster.refused)
+    return cluster.once("lent", look)
 
 
 def working_nodes(cluster: Cluster) -> Sequence[str]:

@@ -65,7 +65,7 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
             one.turn = frozenset(job.uid for job in jobs[: max(0, one.at_once - one.running)])
         return found
 
-    return cluster.once("arrays", look, cluster.refused)
+    return cluster.once("arrays", look)
 
 
 def _members(cluster: Cluster, array: str) -> _Members:

@@ -58,10 +58,7 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def transfers(cluster: Cluster) -> Transfers:
     """What is to be taken and given back in this view."""
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused
-    return cluster.notes.once(
-        "transfers", (*of, reserved(cluster), to_come(cluster)), lambda _before: _planned(cluster)
-    )
+    return cluster.once("transfers", lambda _before: _planned(cluster), reserved(cluster), to_come(cluster))
 
 
 def _planned(cluster: Cluster) -> Transfers:

@@ -115,7 +115,7 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
         line = _line_up(cluster, jobs)
         return tuple(Waiting(job, partial(room_for, cluster, job)) for job in line)
 
-    return cluster.once("queue", look, cluster.refused)
+    return cluster.once("queue", look)
 
 
 class _ToCome(NamedTuple):
@@ -147,7 +147,7 @@ def places(cluster: Cluster) -> Mapping[str, int]:
     def count(_before: object) -> dict[str, int]:
         return {waiting.job.uid: i for i, waiting in enumerate(queue(cluster), 1)}
 
-    return cluster.once("places", count, cluster.refused)
+    return cluster.once("places", count)
 
 
 def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waiting | None:
@@ -167,7 +167,7 @@ def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
         return line_key(other) < line_key(job)
     if job.uid in (found := places(cluster)):
         return found[other.uid] < found[job.uid]
-    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, len(found))
+    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, size=len(found))
     return line[other.uid] < line[job.uid]
 
 

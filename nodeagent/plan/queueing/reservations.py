@@ -183,8 +183,6 @@ class _Line:
 
 
 def _line(cluster: Cluster, now: Reservations) -> _Line:
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
-
     def look(_before: object) -> _Line:
         less: dict[str, Waiting] = {}
         for w in queue(cluster):
@@ -192,7 +190,7 @@ def _line(cluster: Cluster, now: Reservations) -> _Line:
                 less[w.job.uid] = Waiting(w.job, partial(_less_room, cluster, w, kept))
         return _Line(tuple(less.get(w.job.uid, w) for w in queue(cluster)), less)
 
-    return cluster.notes.once("line", of, look, len(now.kept))
+    return cluster.once("line", look, now, size=len(now.kept))
 
 
 def _less_room(cluster: Cluster, waiting: Waiting, kept: KeptNodes) -> Room:
@@ -313,7 +311,7 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
 def _holds(cluster: Cluster) -> Iterable[Reservation]:
     """For each queue whose capability bars jobs a reservation for the first of them; before it those of jobs for which
     nodes get ready."""
-    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), cluster.refused).values():
+    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster)).values():
         for one in holds:
             if cluster.jobs[one.uid].not_before <= cluster.served and (not one.lapses or cluster.served < one.lapses):
                 yield one
@@ -396,9 +394,7 @@ def _reservation(
 ) -> Reservation | None:
     """``before``: jobs (uids) for which the nodes in ``taken`` are kept."""
     what = f"reservation:{' '.join([*before, waiting.job.uid])}"
-    return cluster.once(
-        what, lambda _before: _reserve(cluster, waiting, taken), cluster.refused, len(cluster.nodes) // 8
-    )
+    return cluster.once(what, lambda _before: _reserve(cluster, waiting, taken), size=len(cluster.nodes) // 8)
 
 
 def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Reservation | None:
@@ -535,7 +531,7 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
         return _View(now, copies, cluster.nodes)
 
     what = f"without:{' '.join([*map(str, kept.by), kept.of])}:{kept.aside}"
-    return cluster.once(what, look, kept, len(cluster.nodes)).cluster
+    return cluster.once(what, look, kept, size=len(cluster.nodes)).cluster
 
 
 def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
@@ -548,7 +544,7 @@ def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
         now = replace(cluster, set_aside=_set_aside(kept), notes=_notes_after(before))
         return _View(now, {}, cluster.nodes)
 
-    return cluster.once(f"aside:{kept.aside}", look, kept.aside, len(cluster.nodes)).cluster
+    return cluster.once(f"aside:{kept.aside}", look, kept.aside, size=len(cluster.nodes)).cluster
 
 
 def _set_aside(kept: KeptNodes) -> dict[str, dict[str, int]]:

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes, in_order
+from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes, Refusal, in_order
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.candidates import candidates, staying
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
 from nodeagent.plan.pods.prepare import should_prepare
+from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.job.test_gang_properties import NAMES, clusters
+from tests.unit.plan.queueing import test_elastic as elastic
 
 
 def all_of(cluster: Cluster) -> list[object]:
@@ -50,6 +52,16 @@ def test_what_time_changes_is_decided_anew_in_each_round() -> None:
     assert decide(replace(now, served=waits.at), job, WALL).step is not None
     rest = make_cluster(["n1"], alone := make_job("running", make_generation(["n1"]), target=1))
     assert decide(replace(rest, served=NOW + 1), alone, WALL) is decide(rest, alone, WALL)
+
+
+def test_a_gang_at_rest_gives_back_what_it_borrowed_once_the_other_job_is_refused_no_more() -> None:
+    """Its agents' word on another job may change while no record does."""
+    lacks = make_job("running", make_generation(["n3"]), uid="u-b", spec=make_spec(size=(1, 2), name="b"), target=2)
+    borrows = elastic.borrower("a", ["n1", "n2"], order=1)
+    view = elastic.cluster(3, borrows, lacks)
+    refused = replace(view, refused={"u-b": Refusal("early", "its begin is ahead", controlled=False)})
+    assert decide(refused, borrows, WALL).step is None
+    assert isinstance(decide(view, borrows, WALL).step, Propose)
 
 
 @REPEATABLE
