@@ -64,7 +64,8 @@ def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of those that are no members."""
     kept = kept_from(cluster, job)
-    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job, kept), job, kept)
+    of = job, kept, transfers(cluster)
+    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job, kept), *of)
 
 
 def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
@@ -88,7 +89,7 @@ def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         near = closer(names, [*generation.members], gang)
         return frozenset(names if near else ())
 
-    return cluster.once(f"closer:{job.uid}", find, job, kept)
+    return cluster.once(f"closer:{job.uid}", find, job, kept, transfers(cluster))
 
 
 def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:

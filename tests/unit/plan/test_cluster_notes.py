@@ -64,6 +64,22 @@ def test_a_gang_at_rest_gives_back_what_it_borrowed_once_the_other_job_is_refuse
     assert isinstance(decide(view, borrows, WALL).step, Propose)
 
 
+def test_nodes_get_ready_for_what_a_job_borrows_once_the_time_of_the_other_one_has_come() -> None:
+    """Of the time only what it changes counts: who is to have which nodes."""
+    borrows = elastic.borrower("a", ["n1"], most=4)
+    later = make_job(uid="u-b", spec=make_spec(size=(2, 2), name="b"), order=1, not_before=NOW + 1)
+    view = elastic.cluster(4, borrows, later)
+
+    def prepared(served: int, notes: Notes) -> list[str]:
+        now = replace(view, served=served, notes=notes)
+        return [n for n in now.nodes if should_prepare(now, borrows, n)]
+
+    kept = Notes()
+    before, after = prepared(NOW, kept), prepared(NOW + 1, kept)
+    assert (before, after) == (prepared(NOW, Notes()), prepared(NOW + 1, Notes()))
+    assert before != after
+
+
 @REPEATABLE
 @given(clusters(), clusters(), st.sets(st.sampled_from(NAMES)), st.booleans())
 def test_what_was_kept_of_another_view_changes_nothing(
