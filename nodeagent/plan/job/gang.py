@@ -30,7 +30,7 @@ from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import sick_members
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
 from nodeagent.plan.queueing import dependencies
-from nodeagent.plan.queueing.queue import to_come
+from nodeagent.plan.queueing.queue import queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Activate, Decision, End, Remove
 
@@ -57,8 +57,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.generation is not None and job.generation.state == "active":
-        # Of time it depends on what is kept for others now, and on whose time to begin has come.
-        of = job, reserved(cluster), to_come(cluster)
+        # Of time it depends on what is kept for others now, on the order of those that wait, and on whose time to begin
+        # has come.
+        of = job, queue(cluster), reserved(cluster), to_come(cluster)
         calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), *of)
         if calm is not None:
             return calm

@@ -58,7 +58,8 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def transfers(cluster: Cluster) -> Transfers:
     """What is to be taken and given back in this view."""
-    return cluster.once("transfers", lambda _before: _planned(cluster), reserved(cluster), to_come(cluster))
+    of = queue(cluster), reserved(cluster), to_come(cluster)
+    return cluster.once("transfers", lambda _before: _planned(cluster), *of)
 
 
 def _planned(cluster: Cluster) -> Transfers:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.fairshare.queues import in_line, shared
-from nodeagent.plan.fairshare.usage import decayed
+from nodeagent.plan.fairshare.queues import NO_PAST, in_line, shared
+from nodeagent.plan.fairshare.usage import Decayed, decayed
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.queueing.dependencies import blocked
@@ -115,7 +115,12 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
         line = _line_up(cluster, jobs)
         return tuple(Waiting(job, partial(room_for, cluster, job)) for job in line)
 
-    return cluster.once("queue", look)
+    return cluster.once("queue", look, _past_use(cluster))
+
+
+def _past_use(cluster: Cluster) -> Decayed:
+    """What the order of several queues depends on beside the view: it changes with each hour."""
+    return decayed(cluster) if shared(cluster) else NO_PAST
 
 
 class _ToCome(NamedTuple):
@@ -147,7 +152,7 @@ def places(cluster: Cluster) -> Mapping[str, int]:
     def count(_before: object) -> dict[str, int]:
         return {waiting.job.uid: i for i, waiting in enumerate(queue(cluster), 1)}
 
-    return cluster.once("places", count)
+    return cluster.once("places", count, queue(cluster))
 
 
 def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waiting | None:
@@ -167,7 +172,8 @@ def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
         return line_key(other) < line_key(job)
     if job.uid in (found := places(cluster)):
         return found[other.uid] < found[job.uid]
-    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, size=len(found))
+    of = job, queue(cluster)
+    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), *of, size=len(found))
     return line[other.uid] < line[job.uid]
 
 
@@ -183,7 +189,7 @@ def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
         return sorted(jobs, key=line_key)
     rooms = zip(jobs, rooms_for(cluster, jobs), strict=True)
     without_room = {job.uid for job, room in rooms if not room.enough_soon}
-    line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
+    line = in_line(cluster, jobs, _past_use(cluster), without_room=without_room)
     if not (first := favoured(cluster)):
         return line
     return sorted(line, key=lambda job: first.get(job.uid, -1) < job.since)

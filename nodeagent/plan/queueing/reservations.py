@@ -190,7 +190,7 @@ def _line(cluster: Cluster, now: Reservations) -> _Line:
                 less[w.job.uid] = Waiting(w.job, partial(_less_room, cluster, w, kept))
         return _Line(tuple(less.get(w.job.uid, w) for w in queue(cluster)), less)
 
-    return cluster.once("line", look, now, size=len(now.kept))
+    return cluster.once("line", look, queue(cluster), now, size=len(now.kept))
 
 
 def _less_room(cluster: Cluster, waiting: Waiting, kept: KeptNodes) -> Room:
@@ -311,7 +311,7 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
 def _holds(cluster: Cluster) -> Iterable[Reservation]:
     """For each queue whose capability bars jobs a reservation for the first of them; before it those of jobs for which
     nodes get ready."""
-    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster)).values():
+    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), queue(cluster)).values():
         for one in holds:
             if cluster.jobs[one.uid].not_before <= cluster.served and (not one.lapses or cluster.served < one.lapses):
                 yield one

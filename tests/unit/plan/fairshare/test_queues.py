@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import NO_QUEUES, Amount, Queue, Queues
+from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare import queues
 from nodeagent.plan.fairshare.queues import ceiling, dominant, entitlements, holdings, in_line, standings
 from nodeagent.plan.fairshare.resources import Resources, least, size, together, used, wanted
-from nodeagent.plan.fairshare.usage import Decayed
+from nodeagent.plan.fairshare.usage import DAY_MS, Decayed
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.queueing import queue
+from nodeagent.plan.queueing.queue import places
+from nodeagent.plan.queueing.reservations import line as line_of
 from nodeagent.plan.queueing.reservations import open_room
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import Propose
@@ -176,6 +179,19 @@ def test_who_used_more_before_waits() -> None:
     assert line(found) == "a0 b0 a1 b1"
     assert line(found, {"a": 3600.0}) == "b0 b1 a0 a1"
     assert line(found, {"a": 3600.0, "b": 3600.0}) == "a0 b0 a1 b1"
+
+
+def test_the_order_changes_with_the_hour_though_no_record_does() -> None:
+    """Else an agent that has just started has another order than those that keep what they worked out."""
+    began = 100 * DAY_MS
+    uses = running("a-has", "a", ["n1"]).model_copy(update={"held": Held(at=began, gpus=2)})
+    used = running("b-has", "b", ["n2"]).model_copy(update={"used": {"0": UsedTime(gpu_ms=3_600_000)}})
+    then = replace(cluster_of([A, B], uses, used, job("b0", "b", 0), job("a0", "a", 1), nodes=2), served=began)
+    later = replace(then, served=began + 3_600_000)
+    assert places(then) == {"u-a0": 1, "u-b0": 2}
+    assert [one.job.name for one in line_of(then)] == ["a0", "b0"]
+    assert places(later) == {"u-b0": 1, "u-a0": 2}
+    assert [one.job.name for one in line_of(later)] == ["b0", "a0"]
 
 
 def test_past_use_counts_for_the_parents_too() -> None:
