@@ -47,6 +47,7 @@ from nodeagent.plan.queueing.queue import (
     patience,
     places,
     queue,
+    to_come,
 )
 from nodeagent.plan.queueing.room import Room, room_for, shut_for, with_room
 
@@ -311,7 +312,8 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
 def _holds(cluster: Cluster) -> Iterable[Reservation]:
     """For each queue whose capability bars jobs a reservation for the first of them; before it those of jobs for which
     nodes get ready."""
-    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), queue(cluster)).values():
+    of = queue(cluster), to_come(cluster)
+    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), *of).values():
         for one in holds:
             if cluster.jobs[one.uid].not_before <= cluster.served and (not one.lapses or cluster.served < one.lapses):
                 yield one
@@ -323,7 +325,7 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
     """Queue to the first job in line that it bars; before that those whose time has not come, and those for which nodes
     get ready: without it others, whose pods are ready, would take what has just become free for them."""
     found: dict[str, list[Reservation]] = {}
-    full, ahead, tried = set[str](), set[str](), 0
+    full, ahead, tried, later = set[str](), set[str](), 0, to_come(cluster)
     paths = {name: above(cluster.queues, name) for name in cluster.queues.by_name}
     capped = {name: [q for q in path if cluster.queues.by_name[q].capability.stated] for name, path in paths.items()}
     if not any(capped.values()):
@@ -346,7 +348,7 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
                     tried += 1
                     continue
                 of.append(replace(_hold(cluster, job, by), first=by not in ahead))
-                if job.not_before <= cluster.served:
+                if job.uid not in later:
                     full.add(by)
         elif waiting.has_room and not waiting.fits:
             for by in capped[name]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import Amount, Queue
 from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes, Refusal, in_order
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.candidates import candidates, staying
@@ -16,8 +17,10 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
 from nodeagent.plan.pods.prepare import should_prepare
+from nodeagent.plan.queueing import reservations
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.fairshare import test_queues as queues
 from tests.unit.plan.job.test_gang_properties import NAMES, clusters
 from tests.unit.plan.queueing import test_elastic as elastic
 
@@ -78,6 +81,20 @@ def test_nodes_get_ready_for_what_a_job_borrows_once_the_time_of_the_other_one_h
     before, after = prepared(NOW, kept), prepared(NOW + 1, kept)
     assert (before, after) == (prepared(NOW, Notes()), prepared(NOW + 1, Notes()))
     assert before != after
+
+
+def test_what_queues_keep_is_found_anew_once_the_time_of_the_first_job_has_come() -> None:
+    """Until then others of its queue are tried, here as many as are tried in all."""
+    first = queues.job("first", "a", 0, nodes=9, priority=2).model_copy(update={"not_before": NOW + 1})
+    wide = [queues.job(f"wide{i}", "a", 1 + i, priority=1) for i in range(reservations.TRIED)]
+    roles = (wide[0].spec.role.model_copy(update={"workers_per_node": 9}),)
+    wide = [one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})}) for one in wide]
+    jobs = queues.running("a0", "a", ["n1", "n2"]), queues.running("b0", "b", ["n3"]), queues.job("b1", "b", 20)
+    tree = Queue(name="a", capability=Amount(slots=10)), Queue(name="b", capability=Amount(slots=1))
+    view = queues.cluster_of(tree, *jobs, first, *wide)
+    assert [one.name for one in reservations.reserved(view).found if one.queue] == []
+    then = replace(view, served=NOW + 1)
+    assert [one.name for one in reservations.reserved(then).found if one.queue] == ["first", "b1"]
 
 
 @REPEATABLE
