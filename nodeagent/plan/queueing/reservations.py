@@ -21,7 +21,7 @@ from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.model.queue import amount_text, queue_of
 from nodeagent.model.timing import millis
-from nodeagent.plan.cluster import Cluster, Notes, in_order, natural
+from nodeagent.plan.cluster import Cluster, Notes, natural
 from nodeagent.plan.fairshare.queues import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, together, used
@@ -70,7 +70,7 @@ class Reservation:
     start: int | None
     """Served time (ms) at which all of them are free at the latest; 0: they are now; None: nobody can tell."""
     after: tuple[str, ...] = ()
-    """Names of the jobs that leave last; of an unknown start those without a time limit."""
+    """Names of the jobs that leave last, the oldest first; of an unknown start those without a time limit."""
     lapses: int = 0
     """If the job lacks nothing, and nodes only get ready for it: the served time (ms) until which this is kept. 0: as
     long as it lacks something."""
@@ -387,7 +387,7 @@ def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
         if all(getattr(left, resource) + getattr(needs, resource) <= most for resource, most in cap.items()):
             break
         start, left = at[uid], left.less(by_job[uid])
-    after = tuple(cluster.jobs[uid].name for uid in holders if at[uid] == start)
+    after = _names(cluster, [uid for uid in holders if at[uid] == start])
     return Reservation(job.uid, job.name, NO_NODES, None if start == UNKNOWN else start, after, queue=name, needs=needs)
 
 
@@ -418,14 +418,17 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
         return Reservation(job.uid, job.name, found, 0, lapses=freed_at(cluster, found) + millis(GIVE_WAY))
     leave = departures(cluster, job)
     late = {
-        uid: None
-        for n in in_order(cluster)
-        if n in found
+        uid
+        for n in found
         for uid, _ in booked(cluster).get(n, ())
         if start and uid != job.uid and leave[uid].at(n) == start
     }
-    after = tuple(cluster.jobs[uid].name for uid in late)
-    return Reservation(job.uid, job.name, found, None if start == UNKNOWN else start, after)
+    return Reservation(job.uid, job.name, found, None if start == UNKNOWN else start, _names(cluster, late))
+
+
+def _names(cluster: Cluster, uids: Iterable[str]) -> tuple[str, ...]:
+    """The names of these jobs, the oldest first."""
+    return tuple(job.name for job in sorted((cluster.jobs[uid] for uid in uids), key=lambda job: (job.order, job.uid)))
 
 
 # --- who has to leave them

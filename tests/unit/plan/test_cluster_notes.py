@@ -97,6 +97,20 @@ def test_what_queues_keep_is_found_anew_once_the_time_of_the_first_job_has_come(
     assert [one.name for one in reservations.reserved(then).found if one.queue] == ["first", "b1"]
 
 
+def test_a_reservation_names_the_jobs_that_leave_last_by_age_whichever_was_known_first() -> None:
+    """What jobs hold is kept in the order in which it became known, and agents come and go."""
+    old, new = queues.running("old", "a", ["n1"]), queues.running("new", "a", ["n2"]).model_copy(update={"order": 1})
+    waits = queues.job("waits", "a", 2, nodes=3)
+    for most in (None, 3):
+        tree = [Queue(name="a", capability=Amount(nodes=most)), queues.B]
+        view = queues.cluster_of(tree, old, new, waits, nodes=3)
+        for first in (old, new):
+            alone = {first.uid: first, waits.uid: waits}
+            reservations.reserved(kept := replace(view, jobs=alone, notes=Notes()))
+            (found,) = reservations.reserved(replace(view, notes=kept.notes)).found
+            assert (found.queue, found.after) == ("a" if most else "", ("old", "new"))
+
+
 @REPEATABLE
 @given(clusters(), clusters(), st.sets(st.sampled_from(NAMES)), st.booleans())
 def test_what_was_kept_of_another_view_changes_nothing(
