@@ -127,9 +127,10 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
 
 def _looked_at(cluster: Cluster, job: JobRecord) -> tuple[object, ...]:
     """All that a choice depends on, but for what queues may use."""
+    members = job.generation.members if job.generation is not None else None
     return (
-        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
-        job.spec, tree(cluster), may_move(cluster, job),
+        candidates(cluster, job), survivors(cluster, job), members, worn_nodes(cluster), spot_nodes(cluster),
+        job.control, job.spec, tree(cluster), may_move(cluster, job),
     )  # fmt: skip
 
 

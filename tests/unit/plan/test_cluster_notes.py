@@ -16,6 +16,7 @@ from nodeagent.plan.nodes.candidates import candidates, staying
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
+from nodeagent.plan.placing.placement import choose
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing import reservations
 from nodeagent.plan.steps import Propose
@@ -109,6 +110,18 @@ def test_a_reservation_names_the_jobs_that_leave_last_by_age_whichever_was_known
             reservations.reserved(kept := replace(view, jobs=alone, notes=Notes()))
             (found,) = reservations.reserved(replace(view, notes=kept.notes)).found
             assert (found.queue, found.after) == ("a" if most else "", ("old", "new"))
+
+
+def test_a_gang_that_was_formed_anew_without_a_lost_node_is_placed_anew() -> None:
+    """Its survivors are the same; but nodes near the lost one's place are not near the gang any more."""
+    racks = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
+    nodes = [make_node(n, labels={"rack": rack}, topology=("rack",)) for n, rack in racks.items()]
+    job = make_job("running", make_generation(["n1", "n2"]), target=2)
+    then = make_cluster(nodes, job, lapsed=["n2"])
+    again = job.model_copy(update={"generation": make_generation(["n1"], number=2)})
+    now = replace(then, jobs={job.uid: again})
+    assert [one.node for one in choose(then, job, 2).chosen] == ["n1", "n4"]
+    assert [one.node for one in choose(now, again, 2).chosen] == ["n1", "n3"]
 
 
 @REPEATABLE
