@@ -246,7 +246,7 @@ async def test_connections_are_bounded_and_waits_do_not_block_commands(server: P
 
 async def test_what_callers_read_holds_up_no_call_of_the_agents_and_drops_no_link(server: PrivateRedis) -> None:
     """However many reads are under way, and fail."""
-    async with asyncio.timeout(BOUND), withheld(server.socket, b"XRANGE") as (place, let, connections):
+    async with asyncio.timeout(BOUND), withheld(server.socket, b"$6\r\nXRANGE\r\n") as (place, let, connections):
         store = connect(f"unix://{place}", "test", 1.0)
         bench = Bench(store)
         await bench.up("n1")
@@ -271,7 +271,7 @@ async def test_what_callers_read_holds_up_no_call_of_the_agents_and_drops_no_lin
 
 
 async def test_a_read_that_never_has_its_turn_says_so(server: PrivateRedis) -> None:
-    async with asyncio.timeout(BOUND), withheld(server.socket, b"XRANGE") as (place, let, _):
+    async with asyncio.timeout(BOUND), withheld(server.socket, b"$6\r\nXRANGE\r\n") as (place, let, _):
         own, reads = Links(f"unix://{place}", 1, 5.0), Links(f"unix://{place}", 1, 5.0, 0.1)
         store = RedisStore(Calls(own, own, "p:", 5.0, reads=reads))
         first = asyncio.create_task(store.events("0-0", 100))
@@ -576,7 +576,7 @@ async def test_keys_all_have_the_prefix_and_pods_a_ttl(server: PrivateRedis, sto
     assert all(str(key).startswith("na:{test}:") for key in found)
     assert {str(key).removeprefix("na:{test}:") for key in found} == {
         "meta", "lease", "changes", "nodes", "events", "names", "highest", "requests", "requests:order",
-        "requests:of:1000",
+        "requests:of:1000", "events:of:1000",
         "job:u1", "marks:u1", "counts:u1", "packed:u1", "node:n1", "node:n2", "alloc:n1",
         "wake:all", "wake:node:n1", "wake:job:u1",
     }  # fmt: skip

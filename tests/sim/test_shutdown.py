@@ -65,9 +65,11 @@ def test_a_persons_words_stay() -> None:
         await c.cordon("n1", Cordon(reason="bad fan", by="root", at=0.0))
         await asyncio.sleep(2)
         await _drained(c, "n1")
-        await systemd.come_back(_agent(c, "n1"))
         mark = c.server.state.nodes["n1"].cordon
         assert mark is not None and (mark.reason, mark.by, mark.drain) == ("bad fan", "root", True)
+        await systemd.come_back(_agent(c, "n1"))
+        mark = c.server.state.nodes["n1"].cordon
+        assert mark is not None and (mark.reason, mark.by, mark.drain) == ("bad fan", "root", False)
 
     simulate(3, scenario)
 
