@@ -29,6 +29,7 @@ def reached(address, port, uid=0, source=None):
         one = socket.socket()
         one.settimeout(1)
         if source:
+            one.settimeout(4)  # a packet that comes before the link is up is sent again after 1 s
             one.bind((source, 0))
         os._exit(one.connect_ex((address, port)) != 0)
     return os.waitpid(pid, 0)[1] == 0
