@@ -37,9 +37,9 @@ PATH = "/v1/doctor"
 class DoctorRoutes:
     """The handler, for one agent's view."""
 
-    def __init__(self, view: AgentView, throttle: Throttle) -> None:
+    def __init__(self, view: AgentView, throttle: Throttle, sizes: JobSizes) -> None:
         self.view = view
-        self._throttle, self._sizes = throttle, JobSizes()
+        self._throttle, self._sizes = throttle, sizes
         self._looker: Looker | None = None
         self._store: StoreLooker | None = None
         self._looking: asyncio.Future[tuple[PeerAnswer, ...]] | None = None

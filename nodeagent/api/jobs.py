@@ -59,7 +59,7 @@ class JobRoutes:
 
     def __init__(self, view: AgentView, throttle: Throttle, names: UserDatabase = DATABASE) -> None:
         self.view = view
-        self._throttle, self._sizes, self._names = throttle, JobSizes(), names
+        self._throttle, self.sizes, self._names = throttle, JobSizes(), names
         self._counting = asyncio.Lock()
         """Held by who submits to a queue with a quota for each user."""
         self._audit = AuditTail(view)
@@ -178,7 +178,7 @@ class JobRoutes:
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
             "placement": {"asks": placement_asked(job.spec), "placed": placed_text(cluster, job)},
-            "limits": await owner_json(self.view, self._throttle, self._sizes, self._names, job),
+            "limits": await owner_json(self.view, self._throttle, self.sizes, self._names, job),
             "spec": job.spec.model_dump(),
         }
         detail |= start_json(job, cluster, time.time())

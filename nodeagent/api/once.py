@@ -37,7 +37,7 @@ def once(request: str, verb: str, *figures: object) -> Once:
 
 
 def as_asked(spec: JobSpec) -> dict[str, object]:
-    """What makes it this job and no other, whoever sends it from wherever: without ``begin``, which may be counted from
+    """What makes it this job and no other, for any sender and any place: without ``begin``, which may be counted from
     now."""
     return spec.model_dump(mode="json", exclude={"submitter", "begin"})
 

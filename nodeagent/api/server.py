@@ -40,7 +40,7 @@ from nodeagent.api.windows import WindowRoutes
 
 
 def _of_ours(record: logging.LogRecord) -> bool:
-    """It is no caller's mistake. aiohttp logs those with a traceback, for whoever sends what is no HTTP: so many that
+    """It is no caller's mistake. aiohttp logs those with a traceback, for any bytes that are no HTTP: so many that
     the journal would drop the agent's own lines."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
@@ -94,9 +94,10 @@ def create_app(
     app.router.add_get("/v1/version", version)
     for noun in (NodeRoutes, NodeHealthRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
         app.router.add_routes(noun(view).table())
-    app.router.add_routes(JobRoutes(view, throttle, users).table())
+    jobs = JobRoutes(view, throttle, users)
+    app.router.add_routes(jobs.table())
     app.router.add_routes(QueueRoutes(view, users).table())
-    app.router.add_routes(DoctorRoutes(view, throttle).table())
+    app.router.add_routes(DoctorRoutes(view, throttle, jobs.sizes).table())
     app.router.add_routes(AccountingRoutes(view, users).table())
     return app
 

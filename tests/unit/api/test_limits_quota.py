@@ -109,7 +109,7 @@ async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> No
     await view.store.submit("u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
     await view.refresh()
-    found = await DoctorRoutes(view, Throttle(lambda: view.config.limits))._users(names)
+    found = await DoctorRoutes(view, Throttle(lambda: view.config.limits), JobSizes())._users(names)
     assert [where for where, _ in found] == ["user/bob"]
 
 
