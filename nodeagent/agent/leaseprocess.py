@@ -145,7 +145,7 @@ class LocalLeaseProcess:
         self._changed = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._troubles: set[str] = set()
-        """That were told since the last new order."""
+        """That were logged since the last new order."""
         self._log = structlog.get_logger("lease").bind(node=node)
 
     # --- words and signs

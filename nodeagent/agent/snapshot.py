@@ -24,7 +24,7 @@ MOST_CONCERN = 256
 """Most jobs whose events an agent waits for; of others its heartbeats tell."""
 
 MOST_UNREAD = 4096
-"""Most records that cannot be read, of those that the view does not have: whoever can write to the store can invent
+"""Most records that cannot be read, of those that the view does not have: who can write to the store can invent
 some, and each beat goes through their names. Where jobs are among the surplus, nothing is decided."""
 
 _NONE: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """Decisions about one job that failed: a rule of ``plan/`` raised. That is a defect, and it concerns this job alone: it
 is left as it is, and all others are decided.
 
-Owns what is caught, and who is told. Must only ever guard a pure decision about one job or one pod: never what waits,
-reads or writes, and nothing that is about the whole cluster.
+Owns what is caught, and to whom it is reported. Must only ever guard a pure decision about one job or one pod: never
+what waits, reads or writes, and nothing that is about the whole cluster.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Undecided:
             del self._now[key]
 
     def of(self, uid: str) -> tuple[str, ...]:
-        """What people are told of this job; empty if all was decided."""
+        """What people read about this job; empty if all was decided."""
         return tuple(
             f"this agent cannot decide {_WHAT[kind]}, and leaves the job as it is: a defect of nodeagent ({place}); "
             "please report it with what the agent's log says"

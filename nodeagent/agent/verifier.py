@@ -39,7 +39,7 @@ SEEN_AGAIN = 3600
 SIGNATURES_AT_A_TIME = 512
 """Signatures that are looked at before the agent's loop has its turn: some 10 ms."""
 NAMED_AT_ONCE, NAMED_PER_SECOND = 64.0, 1.0
-"""Refusals that the log names, at once and in the long run: whoever can write to the store can cause any number."""
+"""Refusals that the log names, at once and in the long run: who can write to the store can cause any number."""
 LOOK_AGAIN = 60.0
 """Seconds for which what was found of a record holds while it does not change: only signatures from the future and the
 hours above depend on the time."""

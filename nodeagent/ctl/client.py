@@ -32,7 +32,7 @@ CONNECT_TIMEOUT = 3.0
 ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
 SLOW = 5.0
-"""Seconds without an answer after which whoever waits is told."""
+"""Seconds without an answer until the person who waits sees a line about it."""
 SYSTEM_SOCKET = "/run/nodeagent/api.sock"
 NOT_JOINED = "not_joined"
 """The agent has only just started, or was refused: another agent may be able to answer, or the same one in a moment."""

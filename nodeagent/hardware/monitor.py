@@ -170,7 +170,7 @@ class Monitor:
         self._accepted = set[str]()
         """Ports that are down, and not expected to be up any more."""
         self._record = kept.record if kept.boot == machine.boot else -1 if kept.boot else None
-        """The newest record of the kernel's log that this agent, or the one before it, was told of: with another boot
+        """The newest record of the kernel's log that this agent, or the one before it, has seen: with another boot
         all are new. Where there was no agent, nobody knows what became of what is older: only the driver's readings
         show it."""
         self.published = published(self._memory.verdicts)

@@ -98,7 +98,7 @@ class DeviceEvent:
     logged: bool = False
     """Read in the kernel's log alone: the driver has not reported the same."""
     line: bool = False
-    """It is in the kernel's log, whoever else reported it."""
+    """It is in the kernel's log, whether or not others reported it too."""
     due: float = 0.0
     """Unix time at which it is judged, if it waits for what explains it."""
     rule: str = ""

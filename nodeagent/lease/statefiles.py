@@ -143,7 +143,7 @@ def bridged_reader(folder: Path) -> ReplacedFile[Bridged]:
 # --- what nobody was woken for
 
 LONGEST_REVISION = 16
-"""Digits. Of more Python's ``int`` may make an error, and whoever writes to the store a long one."""
+"""Digits. Of more Python's ``int`` may make an error, and who writes to the store can write a long one."""
 
 
 def unannounced(clocks: str) -> int:

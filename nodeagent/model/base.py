@@ -17,7 +17,7 @@ T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], FailFast()]
 """A list that others wrote: behind its first entry that does not fit no other is looked at."""
 ERRORS_MAX = 100
-"""Mistakes in one record of which the first is still told."""
+"""Mistakes in one record of which the first is still reported."""
 _NAME_CHARS, _ERROR_CHARS = 60, 300
 
 PORT_MAX = 65535
@@ -50,7 +50,7 @@ class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their h
 
 def first_error(error: ValidationError) -> str:
     """The first mistake in what others wrote, as a short phrase that repeats no value. pydantic makes its texts of all
-    mistakes at once, for seconds if they are a million: of more than ``ERRORS_MAX`` only their number is told."""
+    mistakes at once, for seconds if they are a million: of more than ``ERRORS_MAX`` only their number is reported."""
     count = error.error_count()
     if count > ERRORS_MAX:
         return f"{count} mistakes"

@@ -384,8 +384,8 @@ def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
 
 
 def detach_mount(path: str) -> None:
-    """Take what is mounted on this out of the tree of files at once, whoever uses it. A link is not followed. It may
-    wait for who serves it. Raises OSError."""
+    """Take what is mounted on this out of the tree of files at once, also if it is in use. A link is not followed. It
+    may wait for who serves it. Raises OSError."""
     if _libc().umount2(os.fsencode(path), _MNT_DETACH | _UMOUNT_NOFOLLOW):
         _raise("umount2")
 

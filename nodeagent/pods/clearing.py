@@ -85,8 +85,8 @@ class Clearing:
         log.error("%s is not removed: see what is mounted there", folder)
 
     async def free(self, folder: Path) -> None:
-        """Detach what is mounted on it, which may wait for whoever serves that. An agent that systemd started may not
-        do it itself. Raises UntrustedError."""
+        """Detach what is mounted on it, which may wait for the process that serves that. An agent that systemd started
+        may not do it itself. Raises UntrustedError."""
         if not is_mounted(folder.parent, folder.name):
             return
         log.warning("something is mounted on %s, and is detached", folder)

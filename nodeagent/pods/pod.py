@@ -412,7 +412,7 @@ class PodHandle:
         except UntrustedError as error:
             if isinstance(error, NotSeenError) or self._spoke or self._started_here:
                 self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
-            else:  # it listened before its file said so, and whoever may change its folder has taken its socket
+            else:  # it listened before its file said so, and its user, who may change its folder, has taken its socket
                 self.give_up(f"its shim is not reached: {error}")
             return
         self.attach(link)

@@ -630,7 +630,7 @@ class LocalGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        """``status``: -1 if whoever was to reap it has no answer."""
+        """``status``: -1 if the process that was to reap it has no answer."""
         if is_reaped(w):
             return
         lost = status < 0

@@ -24,7 +24,7 @@ from nodeagent.shim.record import WHOLE_ERRORS
 VERSION = 1
 LINE_MAX = 1 << 20
 """Bytes of a status. What 1024 workers that all failed say is smaller; of more workers, or of words in signs of many
-bytes, less is told. The agent kills a shim that sends more, or no status: nobody could say what its pod does."""
+bytes, less is sent. The agent kills a shim that sends more, or no status: nobody could say what its pod does."""
 _BRIEFER = ((WHOLE_ERRORS, 50), (WHOLE_ERRORS, 0), (0, 50), (0, 0))
 """Then: how many of the first ends keep all of their last words, and the characters of each other's."""
 _MAX_OUT = 4 << 20

@@ -101,7 +101,7 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     if (kept := reservations.held(cluster, job)) is not None:
         return (reservations.why_held(cluster, kept, wall),)
     if never_fits := never(cluster, job.sized_before):
-        return never_fits, *filter(None, [placement.wrong])  # whoever holds nodes now is not to blame
+        return never_fits, *filter(None, [placement.wrong])  # the jobs that hold nodes now are not to blame
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [_missing(cluster, job, room_for(cluster, job), placement)]
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]

@@ -723,7 +723,7 @@ def _ack(
         held = generation.holders.get(node)
         own = of_member(status, held) if held is not None else status
         last = read_report(own) or farewell_report(own)
-    if last is None and status is not None and job.silent.get(node) == life:  # not heard since a fault: it may be this
+    if last is None and status is not None and job.silent.get(node) == life:  # no report since a fault: it may be this
         last = lost_report(status, job.last_number)
     stuck = status is not None and status.phase == "stuck"
     member = generation.members.get(node)

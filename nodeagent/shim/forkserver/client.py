@@ -212,7 +212,7 @@ class ForkServer:
             self._await_room(True)
 
     def _sent(self, command: dict[str, Any], fds: Sequence[int]) -> bool:
-        """False if there is no room for it now. A fork server that cannot be told anything is killed: its workers'
+        """False if there is no room for it now. A fork server that takes no command is killed: its workers'
         statuses then come to the shim."""
         assert self._link is not None
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -276,7 +276,7 @@ class ForkServer:
             case "reaped":
                 status = message["status"]
                 if status != -1:
-                    os.waitstatus_to_exitcode(status)  # whoever waits is to get no other: ValueError
+                    os.waitstatus_to_exitcode(status)  # the caller that waits is to get no other: ValueError
                 return partial(self._reaps.pop(message["pid"]), status)
             case _:
                 return bool  # of a newer fork server: nothing
