@@ -156,6 +156,11 @@ class Cluster:
         view = self.nodes, self.jobs, self.lapsed, self.queues, self.refused
         return self.notes.once(what, (*view, *of), work, size)
 
+    def behind(self, job: JobRecord) -> bool:
+        """The job's record is newer than all that the view has of the nodes (a wake brings jobs alone): whoever wrote
+        it may have known more of its nodes' hardware and cordons."""
+        return job.rev > self.rev
+
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""
         record = self.nodes.get(node)

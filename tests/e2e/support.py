@@ -229,6 +229,9 @@ class Cluster:
         for call in (["get"], ["nodes"], ["events", "--limit", "30"]):
             done = self.ctl(*call, check=None)
             out.append(f"$ nodeagentctl {' '.join(call)}\n{done.stdout}{done.stderr}")
+        nodes = json.loads(self.ctl("nodes", "-o", "json", check=None).stdout or '{"items": []}')["items"]
+        verdicts = [(node["name"], verdict) for node in nodes for verdict in node["verdicts"]]
+        out += [f"{node}: {v['rule']} {v['severity']} {v['stage']} {v['raw']}" for node, v in verdicts]
         jobs = json.loads(self.ctl("get", "-o", "json", check=None).stdout or '{"items": []}')["items"]
         out += [self.ctl("describe", job["name"], check=None).stdout for job in jobs[-2:]]
         for log in sorted(self.home.rglob("*.log")):
@@ -243,6 +246,12 @@ class Cluster:
         file = self.work / "job.yaml"
         file.write_text(text)
         return self.ctl("submit", str(file), check=check)
+
+
+def rules_of(node: dict[str, Any]) -> dict[str, str]:
+    """Rule to stage, of every verdict on the node or its GPUs that has a consequence. ``info`` has none, and may come
+    from the machine that runs the tests: its kernel log cannot be read, or its disks are slow."""
+    return {v["rule"]: v["stage"] for v in node["verdicts"] if v["severity"] != "info"}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import pytest
 
 from tests.e2e.bare import STEPPER
 from tests.e2e.driver import Driver
-from tests.e2e.support import Cluster, home, read_steps
+from tests.e2e.support import Cluster, home, read_steps, rules_of
 from tests.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
@@ -45,8 +45,7 @@ class Ward:
         self.cluster, self.driver = cluster, driver
 
     def rules(self, node: str) -> dict[str, str]:
-        """Rule to stage, of every verdict on a node or its GPUs, but that the kernel's log cannot be read here."""
-        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.kernel_log"}
+        return rules_of(self.cluster.node(node))
 
     def verdicts(self) -> dict[str, list[dict[str, Any]]]:
         """Of each node, and of its GPUs: what keeps them from being trusted."""

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.store.server import PrivateRedis
 from tests.e2e.bare import STEPPER, Bare, bare
-from tests.e2e.support import ROOT, read_steps
+from tests.e2e.support import ROOT, read_steps, rules_of
 from tests.e2e.ward import GPUS, Machines, why_not
 
 WHY_NOT = why_not()
@@ -35,7 +35,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     server.start()
     try:
         with bare({"url": server.url}) as one:
-            one.environ |= {"NODEAGENT__HEALTH__PROBATION": "2s", "NODEAGENT__TIMING__COOLDOWN": "2s"}
+            one.environ |= {"NODEAGENT__HEALTH__PROBATION": "5s", "NODEAGENT__TIMING__COOLDOWN": "2s"}
             machines = Machines(one, library)
             for node in NODES:
                 machines.start(node)
@@ -55,11 +55,6 @@ def calm(ward: Machines) -> Iterator[Machines]:
 
 def rules(cluster: Bare, node: str) -> dict[str, str]:
     return rules_of(cluster.node(node))
-
-
-def rules_of(node: dict[str, Any]) -> dict[str, str]:
-    """Rule to stage; without what the machine of the tests cannot read."""
-    return {v["rule"]: v["stage"] for v in node["verdicts"] if v["rule"] != "probe.kernel_log"}
 
 
 def well(cluster: Bare, node: str) -> bool:

@@ -17,6 +17,7 @@ from nodeagent.plan.failure.policies import BY, GO_ON, STOPPED_CODE
 from nodeagent.plan.job.proposal import propose_or_hold, why_portless
 from nodeagent.plan.job.running import (
     after_fault,
+    await_nodes,
     completed,
     decide_running,
     judge_before,
@@ -143,6 +144,8 @@ def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: flo
     if gone:
         return _form_again(cluster, job, generation, gone, {})
     sick, _ = sick_members(cluster, generation)
+    if sick and cluster.behind(job):
+        return await_nodes(cluster, sick[0].text)
     if sick:  # nothing runs yet: the placement avoids what is sick, on the same nodes where that will do
         return _form_again(cluster, job, generation, (), {}, "; ".join(one.text for one in sick))
     lacks = cluster.once(

@@ -210,10 +210,14 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
     if leaving:
         who, are = ("nodes", "are") if len(leaving) > 1 else ("node", "is")
         text = f"{who} {', '.join(leaving)} {are} {_why_drained(cluster, leaving[0])}"
+        if cluster.behind(job):
+            return await_nodes(cluster, text)
         grace = grace_left(cluster, job, leaving, wall)
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
     if sick:
         text = "; ".join(one.text for one in sick)
+        if cluster.behind(job):
+            return await_nodes(cluster, text)
         nodes = [one.node for one in sick]
         return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), nodes, wall)
     if job.control.restart > job.restart_done:
@@ -254,6 +258,12 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
         text = f"{count} of its {size} nodes are borrowed: they go back when a job that is to have them needs them"
         return Decision(None, (text,))
     return kept or Decision(None)
+
+
+def await_nodes(cluster: Cluster, text: str) -> Decision:
+    """No member leaves on a record of its node that may be older than the generation: the next beat brings a newer."""
+    at = cluster.served + millis(cluster.timing.heartbeat)
+    return Decision(None, (f"{text}, as of a record older than the job's: waits for the next heartbeat",), at)
 
 
 def _finishing(generation: Generation) -> Decision | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Policy
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.model.world import Member, PodReport
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
@@ -77,6 +78,23 @@ def test_a_member_on_a_sick_gpu_goes_gracefully_and_at_no_cost() -> None:
     assert step.spend is not None
     assert (step.spend.counts, step.spend.kind) == (False, "hardware")
     assert "GPU 0: Xid 79" in step.outside["n2"]
+
+
+@pytest.mark.parametrize(("state", "cordon"), [("active", False), ("active", True), ("forming", False)])
+def test_nobody_goes_on_a_record_of_the_node_that_may_be_older_than_the_generation(state: str, cordon: bool) -> None:
+    """A wake brings a job's record before a beat brings the nodes': n2 may have been trusted again for this very
+    generation."""
+    n2 = make_node("n2", gpus=2, health=[] if cordon else [lost("n2")])
+    if cordon:
+        n2 = n2.model_copy(update={"cordon": Cordon(reason="disk", by="ann", at=WALL, drain=True)})
+    job = running("n1", "n2", "n3") if state == "active" else forming("n1", "n2", "n3", acks=["n1", "n2", "n3"])
+    job = job.model_copy(update={"rev": 8})
+    cluster = make_cluster([*healthy(["n1", "n3"]), n2], job)
+    waiting = decide(replace(cluster, rev=7), job, WALL)
+    assert (waiting.step, waiting.steady) == (None, False)
+    assert waiting.at == NOW + 1000 * cluster.timing.heartbeat
+    assert "as of a record older than the job's" in waiting.why[0]
+    assert sorted(proposed(decide(replace(cluster, rev=8), job, WALL)).members) == ["n1", "n3"]
 
 
 @pytest.mark.parametrize(("done", "goes"), [("n1", True), ("n2", False)])
