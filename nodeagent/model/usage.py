@@ -12,6 +12,8 @@ from nodeagent.model.base import Record
 
 DAYS_KEPT = 400
 """Days for which use is kept; the same value as in ``store/scripts/_usage.lua``."""
+ROWS_KEPT = 1024
+"""The most rows of a day: one for each owner and queue of the first 256, and one for all others of each queue."""
 OTHERS = -2
 """The owner of the sum over the last owners of a day on which very many users had jobs; no user has this uid."""
 

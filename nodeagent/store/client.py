@@ -21,7 +21,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
-from nodeagent.model.usage import UsageDay
+from nodeagent.model.usage import DAYS_KEPT, ROWS_KEPT, UsageDay
 from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
@@ -76,6 +76,12 @@ MOST_JOBS = 16_384
 hundred live ones, unless the site says otherwise (``limits.jobs``); of those that have ended two thousand stay."""
 MOST_OF_JOBS = 64 << 20
 """Characters of their records together."""
+MOST_DAYS = DAYS_KEPT + 2
+"""Days of which an agent reads what jobs used: those that are kept, today, and one by another node's clock."""
+MOST_OF_USAGE = 32 << 20
+"""Characters of these records together, with ``ROW_TAKES`` for each row: some 60,000 rows of usual length. They take
+some 60 MB of its memory."""
+ROW_TAKES = 400
 DECODED_AT_A_TIME = 32
 """Records of a beat that are decoded before the loop has its turn: some 10 ms."""
 NODES_AT_ONCE = 1000
@@ -130,6 +136,8 @@ class RedisStore:
         self._nodes = NodeTable(calls, self._decoder.node)
         self._jobs = RecordRoom(MOST_JOBS, MOST_OF_JOBS)
         """Of the jobs that were read."""
+        self._days = RecordRoom(MOST_DAYS, MOST_OF_USAGE)
+        """Of the days of use that were read."""
         self._anew = Base(0, "")
         """The store's revision at the first of the beats that read everything: removals since then show by marks."""
 
@@ -169,6 +177,7 @@ class RedisStore:
         if not recovering:
             if beat.rev == 0:
                 self._anew, self._jobs = Base(int(recovery[6]), era), RecordRoom(MOST_JOBS, MOST_OF_JOBS)
+                self._days = RecordRoom(MOST_DAYS, MOST_OF_USAGE)
             self._decoder.follow(Base(beat.rev, beat.era), Base(_revision(rev), era))
         found = _Records()
         for start in range(0, len(records), DECODED_AT_A_TIME):
@@ -209,7 +218,7 @@ class RedisStore:
 
     @property
     def _beyond(self) -> tuple[str, ...]:
-        rooms = {"nodes": self._nodes.room, "jobs": self._jobs}
+        rooms = {"nodes": self._nodes.room, "jobs": self._jobs, "days": self._days}
         return tuple(kind for kind, room in rooms.items() if room.beyond)
 
     def _beat_arguments(self, beat: Beat) -> dict[str, object]:
@@ -247,6 +256,7 @@ class RedisStore:
                     self._decoder.forget(key)
                     self._nodes.room.leave(key.removeprefix("node:"))
                     self._jobs.leave(key.removeprefix("job:"))
+                    self._days.leave(key.removeprefix("usage:"))
                 elif kind == "large":
                     raise ValueError(f"it has more than {codec.MOST_OF_RECORD} characters, or a text of it too many")
                 elif key.startswith("node:"):
@@ -257,7 +267,10 @@ class RedisStore:
                 elif key == WINDOWS:
                     found.windows = codec.decode_windows(flat)
                 elif key.startswith("usage:"):
-                    found.usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
+                    day, fields = key.removeprefix("usage:"), len(flat) // 2
+                    size = sum(map(len, flat)) + ROW_TAKES * fields
+                    if fields > ROWS_KEPT + 1 or self._days.take(day, size):  # with too many rows it is unread
+                        found.usage.append(codec.decode_usage(day, flat))
                 elif kind == "whole":
                     if self._jobs.take(key.removeprefix("job:"), sum(map(len, flat))):
                         found.jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))

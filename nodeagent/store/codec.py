@@ -22,7 +22,7 @@ from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
-from nodeagent.model.usage import UsageDay, UsageRow
+from nodeagent.model.usage import ROWS_KEPT, UsageDay, UsageRow
 from nodeagent.model.window import WindowsRecord
 from nodeagent.model.world import BRIEF, Generation, Member, PodReport
 from nodeagent.store.messages import NewJob, Saved
@@ -422,6 +422,8 @@ def decode_usage(day: str, flat: Sequence[str]) -> UsageDay:
     rows = {field.removeprefix(ROW): text for field, text in fields.items() if field.startswith(ROW)}
     if unknown := set(fields) - {"rev", *(ROW + key for key in rows)}:
         raise ValueError(f"a day's use has the unknown field {min(unknown)}")
+    if len(rows) > ROWS_KEPT:
+        raise ValueError(f"a day's use has more than {ROWS_KEPT} rows")
     if _are_many(rows.values()):
         _one_by_one(_USAGE_ROW, rows.values())
     return from_json(UsageDay, _object({"day": str(int(day)), "rev": fields["rev"], "rows": _object(rows)}))

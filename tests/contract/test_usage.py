@@ -13,8 +13,9 @@ import pytest
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.pod import Stall
-from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
+from nodeagent.model.usage import OTHERS, ROWS_KEPT, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
+from nodeagent.store import client
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import FAST, Bench, HereBench, RedisBench, generation
 from tests.contract.fake import FakeLinks
@@ -374,6 +375,49 @@ async def test_days_and_rows_are_bounded(bench: Bench) -> None:
         await bench.end(job, "stopped")
         await bench.store.remove(job.uid)
         assert set(await usage(bench)) == kept
+
+
+async def write(bench: Bench, day: int, rows: int) -> None:
+    """A day that no step has written."""
+    async with bench.calls.link() as link:
+        prefix = bench.calls.prefix
+        rev = await link.ask("HINCRBY", f"{prefix}meta", "rev", 1)
+        fields = [text for number in range(rows) for text in (f"row:{number} q", "{}")]
+        await link.ask("HSET", f"{prefix}usage:{day}", "rev", rev, *fields)
+        await link.ask("ZADD", f"{prefix}changes", rev, f"usage:{day}")
+
+
+async def test_of_days_that_somebody_invents_no_more_are_read_than_there_is_room_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_OF_USAGE", 6 * client.ROW_TAKES)
+    await bench.up("n1")
+    for day, rows in enumerate((ROWS_KEPT + 1, 2, 3, 1), 20_000):
+        await write(bench, day, rows)
+    found = await bench.beat("n1", rev=0)
+    assert ([day.day for day in found.usage], found.beyond) == ([20_001, 20_003], ("days",))
+    assert [(one.key, one.why) for one in found.unread] == [
+        ("usage:20000", f"a day's use has more than {ROWS_KEPT} rows")
+    ]
+
+
+async def test_days_to_come_that_somebody_invents_are_forgotten_and_leave_their_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_DAYS", 2)
+    await bench.up("n1")
+    for uid in ("u1", "u2"):
+        job = await bench.active(await bench.submit(uid, name=uid), "n1")
+        await bench.age(1000)
+        await bench.ack(await bench.end(job, "stopped"), "n1")
+    for day in (20, 1_000_000):
+        await write(bench, day, 1)
+    first = await bench.beat("n1", rev=0)
+    assert [day.day for day in first.usage] == [20, 1_000_000]
+    await bench.store.remove("u1")
+    news = {day.day for day in (await bench.beat("n1", rev=first.rev, era=first.era)).usage}
+    assert news
+    assert news == set(await usage(bench)) != {day.day for day in first.usage}
 
 
 async def test_an_emptied_store_gets_it_back(bench: Bench) -> None:

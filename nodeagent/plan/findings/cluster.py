@@ -115,12 +115,14 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
             )
         )
     for kind in agent.beyond:
+        one, key = {"days": ("day of use", "usage")}.get(kind, (kind[:-1], kind[:-1]))
+        many = "days of use" if kind == "days" else kind
         found.append(
             _error(
-                f"the store has more {kind} than any cluster, and its agent reads only as many as one may have: "
+                f"the store has more {many} than any cluster, and its agent reads only as many as one may have: "
                 f"somebody has written them{' (until they are gone nothing is decided)' if kind == 'jobs' else ''}",
-                f"see who can write to Redis (docs/security.md, The store), delete what is no {kind[:-1]} of yours "
-                f"there (na:{{CLUSTER}}:{kind[:-1]}:*), and restart the agents: work goes on meanwhile",
+                f"see who can write to Redis (docs/security.md, The store), delete what is no {one} of yours "
+                f"there (na:{{CLUSTER}}:{key}:*), and restart the agents: work goes on meanwhile",
             )
         )
     for job, place in sorted(agent.undecided.items())[:MOST_UNREAD]:

@@ -157,10 +157,11 @@ local function count_started(job, ago)
   put_held(job, held)
 end
 
+-- Forgets the days up to `oldest`, and those to come, which no step has written.
 local function forget_usage(oldest)
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
-    local day = string.match(record, '^usage:(%d+)$')
-    if day and tonumber(day) <= oldest then
+    local day = tonumber(string.match(record, '^usage:(%d+)$') or '')
+    if day and (day <= oldest or day > math.floor(now / USE_DAY) + 1) then
       drop(record)
       bury(record)
     end

@@ -216,6 +216,7 @@ def test_the_agent_that_is_asked() -> None:
         ({"undecided": {"j": "KeyError in job/gang.py, line 9"}}, "error", "its agent cannot decide about job j, and"),
         ({"unread": {"job:u1": "bad mood"}}, "error", "the record job:u1 in the store cannot be read (bad mood)"),
         ({"beyond": ("nodes",)}, "error", "the store has more nodes than any cluster"),
+        ({"beyond": ("days",)}, "error", "the store has more days of use than any cluster"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
         ({"https_missing": True}, "warning", "serves nobody over https"),
