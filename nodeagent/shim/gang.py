@@ -246,7 +246,7 @@ class LocalGang:
 
     def stop_role(self, role: str, number: int) -> None:
         """Kill its workers here, which are to be started again with those on other nodes."""
-        if not (self.stopping or self.fenced or self.refused or self._post_stop_done):
+        if not (self.stopping or self.fenced or self.refused or self.taken or self._post_stop_done):
             self.rounds.stop(role, number)
 
     def _drop_held(self) -> None:
@@ -657,8 +657,12 @@ class LocalGang:
         code = os.waitstatus_to_exitcode(status)
         if code and not w.stopped:
             self.taken = self.taken or self.parts.taken()
+            if self.taken:  # who started again would meet it again: the gang is formed anew, with other ports
+                self._drop_held()
         scope = self._scope(w, 128 - code if code < 0 else code)
-        if w.along and not (self.stopping or self.fenced or self.refused):
+        if w.along and self.taken and code:
+            w.record = record | {"stopped": True}
+        elif w.along and not (self.stopping or self.fenced or self.refused):
             if code == 0:  # before it was killed
                 w.record = record
             else:
@@ -674,9 +678,9 @@ class LocalGang:
         self.settle()
 
     def _may_be_alone(self, w: Worker) -> bool:
-        """It may be started again while the gang goes on: nobody has stopped it, or the gang."""
+        """It may be started again while the gang goes on: nobody stopped either, no stranger has one of their ports."""
         rules = self.parts.pod["roles"][role_of(w.place)]["alone"] if w.place else []
-        over = self.stopping or self.fenced or self.refused or w.stopped
+        over = self.stopping or self.fenced or self.refused or self.taken or w.stopped
         return not over and any(scope != GANG for _, scope in rules)
 
     def _scope(self, w: Worker, code: int) -> str:

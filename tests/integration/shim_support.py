@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -299,3 +300,24 @@ async def open_bench(root: Path, python: str = sys.executable) -> AsyncIterator[
     assert bench.left() == []
     assert run_folders(root) == list((root / "run" / "pods" / ANSWERS).glob("*")) == []
     assert grant_keys(bench.grants) == []
+
+
+NOBODY = 65534
+"""A user who has nothing to do with any job."""
+STRANGER = """
+import os, socket, sys, time
+os.setuid(int(sys.argv[2]))
+while True:
+    try:
+        one = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        break
+    except OSError:
+        time.sleep(0.001)
+print("has it", flush=True)
+time.sleep(600)
+"""
+
+
+def start_stranger(port: str) -> subprocess.Popen[str]:
+    """A process of another user that takes this port as soon as it can, and says so. Only root can start it."""
+    return subprocess.Popen([sys.executable, "-c", STRANGER, port, str(NOBODY)], stdout=subprocess.PIPE, text=True)

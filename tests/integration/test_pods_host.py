@@ -29,12 +29,14 @@ from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
 from tests.integration.shim_support import (
     ME,
+    NOBODY,
     UID,
     make_spec,
     open_bench,
     pid_of,
     run_folders,
     shim_with,
+    start_stranger,
     token,
     wait_for,
 )
@@ -466,23 +468,6 @@ while not os.path.exists(os.environ["FLAG"]):
 socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
 """
 """A rank 0 that takes its time until it serves the rendezvous."""
-NOBODY = 65534
-STRANGER = """
-import os, socket, sys, time
-os.setuid(int(sys.argv[2]))
-while True:
-    try:
-        one = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-        break
-    except OSError:
-        time.sleep(0.001)
-print("has it", flush=True)
-time.sleep(600)
-"""
-
-
-def start_stranger(port: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", STRANGER, port, str(NOBODY)], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's process is started by root")

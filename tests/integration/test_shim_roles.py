@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,7 +15,17 @@ import pytest
 from nodeagent.model.jobspec import Hang, JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus, StartOrder
-from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
+from tests.integration.shim_support import (
+    NOBODY,
+    UID,
+    Bench,
+    make_spec,
+    open_bench,
+    pid_of,
+    start_stranger,
+    token,
+    wait_for,
+)
 
 SERVER = """
 import os, socket, time
@@ -539,3 +550,54 @@ async def test_ports_are_kept_until_the_start(tmp_path: Path) -> None:
         for port in first:
             with pytest.raises(OSError), socket.create_server(("127.0.0.1", port)):
                 pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's process is started by root")
+@pytest.mark.parametrize("action", ["alone", "RestartPod", "RestartTask"])
+async def test_nobody_is_started_again_alone_for_a_port_that_a_stranger_has(tmp_path: Path, action: str) -> None:
+    """It would meet it again, and pay for that each time."""
+    job = spec(tmp_path, None)
+    alone: dict[str, object] = {"restart": "alone"}
+    if action != "alone":
+        alone = {"policies": (Policy.model_validate({"on": ("WorkerFailed",), "do": action}),)}
+    job = job.model_copy(update={"roles": (job.roles[0].model_copy(update=alone), job.roles[1])})
+    async with open_bench(tmp_path) as bench:
+        first = await begin(bench, job, places=("server.0", "server.0", "trainer.0"))
+        port = bench.host.status()[UID].ports[0]
+        stranger = start_stranger(str(port))
+        try:
+            assert stranger.stdout is not None and await asyncio.to_thread(stranger.stdout.readline) == "has it\n"
+            (tmp_path / "listen").touch()
+            status = await bench.until(lambda s: s.exits or s.restarted)
+            assert status.taken == f"uid {NOBODY} listens on port {port}"
+            assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 1, False)]
+            assert (status.restarted, status.waiting, status.rounds) == ((), (), {})
+            assert [w.pid for w in status.workers] == [w.pid for w in first.workers[:2]]
+            bench.host.stop_role(UID, token(1), "server", 1)  # for a failure elsewhere
+            bench.host.stop(UID, None)
+            status = await bench.until(lambda s: s.phase == "exited")
+            assert ([e.stopped for e in status.exits], status.rounds) == ([False, True], {})
+        finally:
+            stranger.kill()
+            stranger.communicate()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's process is started by root")
+async def test_a_role_that_is_stopped_for_its_port_elsewhere_is_not_promised_to_start_again(tmp_path: Path) -> None:
+    """Its worker here waits, unaware; peers on another node failed since they spoke to the stranger."""
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, whole(tmp_path), places=("server.0", "server.0", "trainer.0"))
+        await wait_for(lambda: begun(tmp_path) == 3)
+        port = bench.host.status()[UID].ports[0]
+        stranger = start_stranger(str(port))
+        try:
+            assert stranger.stdout is not None and await asyncio.to_thread(stranger.stdout.readline) == "has it\n"
+            bench.host.stop_role(UID, token(1), "server", 1)
+            status = await bench.until(lambda s: len(s.exits) == 2)
+            assert (status.taken, status.rounds) == (f"uid {NOBODY} listens on port {port}", {})
+            assert [(e.signal, e.stopped) for e in status.exits] == [(9, True), (9, True)]
+            bench.host.stop(UID, None)
+            await bench.until(lambda s: s.phase == "exited")
+        finally:
+            stranger.kill()
+            stranger.communicate()

@@ -335,11 +335,26 @@ def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fa
 
 
 def _port_fault(case: _Case, node: str, report: PodReport) -> Fault:
-    """No fault of the script's: the port was kept for it, and somebody was faster when it was let go."""
+    """No fault of the script's: the port was kept for it, and somebody was faster when it was let go. Roles that were
+    stopped since, to be started again, have failed for that port too."""
     text = f"{report.taken} of {node}, which was kept for the job's workers"
     cause = Cause(kind="port_taken", text=text, node=node)
-    fault = _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(case.job, [node]))
+    fault = _fault(_begun(case), cause, Outcome(code=1, text=text), roles=roles_on(case.job, [node]))
     return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
+
+
+def _begun(case: _Case) -> _Case:
+    """The case without restarts of whole roles that never came, since not all of the role was down."""
+    generation = case.job.generation
+    if generation is None or all(not report.rounds for report in generation.reports.values()):
+        return case
+    agreed = {role.name: agreed_round(generation, role.name) for role in case.job.spec.roles}
+    reports = dict[str, PodReport]()
+    for node, report in generation.reports.items():
+        came = (one for one in report.alone if one.round <= agreed.get("".join(_role(generation, node, one.rank)), 0))
+        reports[node] = report.model_copy(update={"alone": tuple(came)})
+    others = generation.model_copy(update={"reports": reports})
+    return replace(case, job=case.job.model_copy(update={"generation": others}))
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:

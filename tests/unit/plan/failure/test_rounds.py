@@ -97,6 +97,18 @@ def test_whose_pod_is_over_cannot_start_again() -> None:
     )
 
 
+@pytest.mark.parametrize(("others", "spent"), [(0, 1), (1, 2)])
+def test_a_round_that_a_stranger_s_port_led_to_costs_nothing(others: int, spent: int) -> None:
+    """n1's trainer failed since n2's port is somebody else's, and no round began since. An earlier one did, and so has
+    this one if n2 has promised it too."""
+    robbed = {"state": "failed", "taken": "uid 7 listens on port 9", "seq": 1, "rounds": {"trainer": others + 1}}
+    now = generation(n1=promised(2, 1, 2), n2=PodReport.model_validate(robbed))
+    fault = find_fault(make_cluster(NODES, job(now)), job(now), 0.0)
+    assert fault is not None and (fault.cause.kind, fault.spend.counts) == ("port_taken", False)
+    after = make_job("running", spec=job(now).spec, budget={"1": fault.spend})
+    assert restarts_spent(after, NOW) == spent
+
+
 def test_which_failure_is_behind_a_restart_is_known_though_another_role_was_started_again_since() -> None:
     first = promised(1, 1)
     since = AloneRestart(rank=0, order=1, at=NOW + 5, exit=9, text="server.0, rank 0, failed: exit code 9")
