@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
 from nodeagent.ctl.output import dump, fold, moment, terminal_width, yaml_text
-from nodeagent.ctl.terminal import BrokeOffError, echo, one_line
+from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, one_line
 from nodeagent.ctl.waiting import PATIENCE, POLL
 
 Json = dict[str, Any]
@@ -53,6 +54,7 @@ def events(
     """Print events, oldest first: about jobs, generations and nodes, with the user or node that caused them."""
     client = connect(ctx)
     if follow:
+        job_named = _uid(client, job_named) if job_named else None
         client.endure(PATIENCE)
     seen: list[Json] = []
     headed, breaks = False, 0
@@ -60,6 +62,7 @@ def events(
         try:
             for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
                 after, limit, breaks = event["id"], None, 0
+                job_named = job_named and (event["uid"] or job_named)
                 if fmt in ("json", "yaml") and not follow:
                     seen.append(event)
                 else:
@@ -75,6 +78,17 @@ def events(
             time.sleep(POLL)
     if fmt in ("json", "yaml") and not follow:
         dump({"apiVersion": "nodeagent/v1", "items": seen}, fmt)
+
+
+def _uid(client: Client, job: str) -> str:
+    """Of the job with this name: where the connection breaks off, the name may be another one's by the time it is back.
+    The name itself, if only events are left of the job. Raises ``CtlError``."""
+    try:
+        return str(client.get(job_path(job))["uid"])
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND:
+            raise
+        return job
 
 
 def _text(event: Json, fmt: str) -> str:

@@ -61,9 +61,10 @@ class Leaving(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
-        self.send_response(200)
+        answer = self.answers.pop(0)
+        self.send_response(404 if "error" in answer else 200)
         self.end_headers()
-        self.wfile.write(json.dumps(self.answers.pop(0)).encode() + b"\n")
+        self.wfile.write(json.dumps(answer).encode() + b"\n")
 
     def address_string(self) -> str:
         return "local"
@@ -125,3 +126,32 @@ def test_following_ends_where_connections_break_off_again_and_again(
         agent.join()
     assert (done.exit_code, answers) == (Exit.UNREACHABLE, [])
     assert done.stdout.splitlines() == [events.HEADING, event_line(EVENT)]
+
+
+NO_SUCH_JOB = {"error": {"code": "not_found", "message": "there is no job 'digits'", "next": ""}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"), [({"uid": "u1"}, ["u1", "u1"]), (NO_SUCH_JOB, ["digits", "u1"])], ids=["kept", "deleted"]
+)
+@pytest.mark.parametrize("seen", [True, False], ids=["", "nothing-seen"])
+def test_a_job_is_followed_by_its_uid_since_its_name_may_become_another_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], named: list[str], seen: bool
+) -> None:
+    """One whose record was deleted: from its first event on."""
+    event = EVENT | {"uid": "u1"} if seen else {}
+    monkeypatch.setattr(Leaving, "answers", [answer, {"items": [], "next": ""}, event, {"end": True}])
+    monkeypatch.setattr(Leaving, "asked", [])
+    monkeypatch.setattr(events, "POLL", 0.01)
+    path = str(tmp_path / "api.sock")
+    with UnixStreamServer(path, Leaving) as server:
+        agent = threading.Thread(target=server.serve_forever)
+        agent.start()
+        done = CliRunner().invoke(cli, ["events", "--follow", "--job", "digits", "--agent", path])
+        server.shutdown()
+        agent.join()
+    assert done.exit_code == 0, done.output
+    first, then = named if seen else named[:1] * 2
+    after = f"&after={EVENT['id']}" if seen else ""
+    assert Leaving.asked[0] == "/v1/jobs/digits"
+    assert Leaving.asked[2:] == [f"/v1/events?follow=1&job={first}", f"/v1/events?follow=1{after}&job={then}"]
