@@ -19,11 +19,12 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import DATABASE, Names, UserDatabase
 from nodeagent.api.errors import ApiError
-from nodeagent.api.serializers import Json, items
+from nodeagent.api.serializers import Json, items, unread_json
 from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import DAYS_KEPT, OTHERS, UsedTime
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.usage import By, Total, UsageLine, all_lines, by_key, of_job, total
+from nodeagent.store.messages import Unread
 
 HOUR_MS = 3_600_000
 SINCE = "7d"
@@ -56,7 +57,7 @@ class AccountingRoutes:
         if first > last:
             raise ApiError("usage", f"since {date_of(first)} is after until {date_of(last)}", "change one of them")
         cluster, health = self.view.cluster(), self.view.health()
-        past = await self._past() if by == "job" else []
+        past, unread = await self._past() if by == "job" else ([], [])
 
         def lines() -> list[UsageLine]:
             found = [line for line in all_lines(cluster, int(now * 1000)) if line.job is not None or by != "job"]
@@ -69,7 +70,7 @@ class AccountingRoutes:
         await self._names.learn({line.owner for line in chosen} - {OTHERS})
         about = {
             "by": by, "since": date_of(first), "until": date_of(last), "of": "all" if who.operator else who.name,
-            "store_away_since": health.store_away_since,
+            "store_away_since": health.store_away_since, "unread": unread_json(unread),
         }  # fmt: skip
 
         def text() -> bytes:
@@ -78,15 +79,17 @@ class AccountingRoutes:
         body = await requests.written(text)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
-    async def _past(self) -> list[JobRecord]:
-        """The whole history, which retention bounds; empty while the store is away, which the answer says. Raises
-        StoreUnavailableError: a part of it would look like all."""
-        found, after = list[JobRecord](), ""
-        if self.view.health().store_away_since is None:
-            while page := await self.view.store.history(after, 100):
-                found += [job for _, job in page]
-                after = page[-1][0]
-        return found
+    async def _past(self) -> tuple[list[JobRecord], list[Unread]]:
+        """The whole history, which retention bounds, and which of it cannot be read; empty while the store is away,
+        which the answer says. Raises StoreUnavailableError: a part of it would look like all."""
+        found, unread, after = list[JobRecord](), list[Unread](), ""
+        if self.view.health().store_away_since is not None:
+            return found, unread
+        while (page := await self.view.store.history(after, 100)).place:
+            found += page.jobs
+            unread += page.unread
+            after = page.place
+        return found, unread
 
 
 def day_of(key: str, text: str, today: int) -> int:

@@ -31,7 +31,7 @@ from nodeagent.api.limits import JobSizes, owner_json
 from nodeagent.api.once import Once, as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
-from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to
+from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
@@ -135,8 +135,9 @@ class JobRoutes:
 
     @requests.takes("after", "limit")
     async def history(self, request: web.Request) -> web.Response:
-        """GET /v1/history?after&limit: ended jobs that ``index`` does not list any more, the oldest end first. Where
-        there may be more, ``next`` is the ``after`` of the next page."""
+        """GET /v1/history?after&limit: ended jobs that ``index`` does not list any more, the oldest end first, and
+        apart from them those whose record cannot be read. Where there may be more, ``next`` is the ``after`` of the
+        next page."""
         who = await auth.caller(request, self.view.config.jobs)
         cluster, limit = self.view.cluster(), min(requests.number(request, "limit") or PAGE, PAGE)
         after = request.query.get("after", "")
@@ -145,9 +146,9 @@ class JobRoutes:
                 "usage", f"after={after[:64]!r} is no place in the history", "take the next of the page before"
             )
         found = await self.view.store.history(after, limit)
-        await self._names.learn(job.owner for _, job in found)
-        rows = [shown_to(self._row(job, cluster, {}, True), seen=auth.may_see(who, job)) for _, job in found]
-        return web.json_response(items(rows, next=found[-1][0] if found else ""))
+        await self._names.learn(job.owner for job in found.jobs)
+        rows = [shown_to(self._row(job, cluster, {}, True), seen=auth.may_see(who, job)) for job in found.jobs]
+        return web.json_response(items(rows, unread=unread_json(found.unread), next=found.place))
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/jobs/{job}: with the reasons, the generations, the budget and the spec."""

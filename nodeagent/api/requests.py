@@ -26,6 +26,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.errors import closest
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import PastJobs, Unread
 
 MAX_BODY = 1024 * 1024
 """Bytes of the largest request body."""
@@ -197,7 +198,7 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
         if len(begins) == 1:
             return begins[0]
         if begins:
-            raise _several(ref, begins)
+            raise _several(ref, (job.uid for job in begins))
     raise unknown("job", ref, (j.name for j in cluster.jobs.values()))
 
 
@@ -211,7 +212,8 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     """Searches as ``find_job`` does, and then the store's history of ended jobs: by uid, by name (the last to end), or
     by a unique beginning of a uid. While the store is unreachable, only the view is searched.
 
-    Raises the errors of ``find_job``, and ``store_away`` where the job may be in a history that cannot be read.
+    Raises the errors of ``find_job``, also where its record in the history is damaged, and ``store_away`` where the job
+    may be in a history that cannot be read.
     """
     found, none, away = None, None, view.health().store_away_since is not None
     unanswered: StoreUnavailableError | None = None
@@ -223,21 +225,24 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
         none = error
     if found is not None and ref in (found.uid, found.name):
         return found
-    past: tuple[JobRecord, ...] = ()
+    past = PastJobs(jobs=())
     if not away:
         try:
             past = await view.store.past(ref)
         except StoreUnavailableError as error:
             away, unanswered = True, error
     array = is_live_array(view.cluster(), ref)
-    for job in past:
+    for job in past.jobs:
         if ref == job.uid or (ref == job.name and not array):
             return job
-    if len(ref) < MIN_PREFIX or array:
-        past = ()
-    begins = [*([found] if found is not None else []), *past]
-    if len(begins) > 1:
-        raise _several(ref, begins)
+    if array or (len(ref) < MIN_PREFIX and not past.exact):
+        past = PastJobs(jobs=())
+    begins = [*([found] if found is not None else []), *past.jobs]
+    uids = [*(job.uid for job in begins), *(one.key.removeprefix("past:") for one in past.unread)]
+    if past.unread and (past.exact or len(uids) == 1):
+        raise _damaged(past.unread[0])
+    if len(uids) > 1:
+        raise _several(ref, uids)
     if begins:
         return begins[0]
     assert none is not None
@@ -246,9 +251,17 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     raise store_away(view, "none", unanswered) if away else none
 
 
-def _several(ref: str, begins: Iterable[JobRecord]) -> ApiError:
-    uids = ", ".join(sorted(job.uid for job in begins))
-    return ApiError("usage", f"{ref!r} is the beginning of several uids: {uids}", "give more of it")
+def _damaged(record: Unread) -> ApiError:
+    uid = record.key.removeprefix("past:")
+    return ApiError(
+        "not_found",
+        f"job {uid} is in the history, and its record there cannot be read: {record.why}",
+        f"the key {record.key} of the cluster in Redis is damaged: remove it, or leave that to the retention",
+    )
+
+
+def _several(ref: str, uids: Iterable[str]) -> ApiError:
+    return ApiError("usage", f"{ref!r} is the beginning of several uids: {', '.join(sorted(uids))}", "give more of it")
 
 
 def find_node(cluster: Cluster, ref: str) -> NodeRecord:

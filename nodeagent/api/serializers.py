@@ -5,7 +5,7 @@ Pure: records in, plain values out; the caller passes the wall clock. Must never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.agent.gauges import node_state
@@ -25,6 +25,7 @@ from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.repair import described
 from nodeagent.pods.base import PodStatus
+from nodeagent.store.messages import Unread
 
 API_VERSION = "nodeagent/v1"
 
@@ -34,6 +35,11 @@ Json = dict[str, Any]
 def items(rows: Sequence[Json], **more: object) -> Json:
     """The envelope of every list."""
     return {"apiVersion": API_VERSION, "items": list(rows), **more}
+
+
+def unread_json(unread: Iterable[Unread]) -> list[Json]:
+    """Records of the store that are left out since they cannot be read."""
+    return [{"key": one.key, "why": one.why} for one in unread]
 
 
 def _exit_code(ended: WorkerExit) -> int:

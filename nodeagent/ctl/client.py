@@ -192,11 +192,14 @@ class Client:
         return self._call("GET", path + _query(query), None)
 
     def pages(self, path: str) -> Json:
-        """A list that comes in pages, as one answer: the first page's, with the items of all."""
+        """A list that comes in pages, as one answer: the first page's, with the items of all, and what of all could not
+        be read."""
         whole = page = self.get(path)
         while after := page["next"]:
             page = self.get(path, after=after)
-            whole["items"] += page["items"]
+            for name in ("items", "unread"):
+                if name in page:
+                    whole[name] += page[name]
         del whole["next"]
         return whole
 

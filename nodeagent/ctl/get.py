@@ -66,7 +66,9 @@ def _listed(client: Client, *, everything: bool) -> Json:
     answer = client.get("/v1/jobs")
     if everything:
         there = {job["uid"] for job in answer["items"]}
-        answer["items"][:0] = [job for job in client.pages("/v1/history")["items"] if job["uid"] not in there]
+        history = client.pages("/v1/history")
+        answer["items"][:0] = [job for job in history["items"] if job["uid"] not in there]
+        answer["unread"] = history.get("unread", [])
     return answer
 
 

@@ -24,6 +24,8 @@ Json = dict[str, Any]
 
 GAP = 3
 """Spaces between two columns."""
+MOST_UNREAD_NAMED = 5
+"""Records that cannot be read that a warning names."""
 LEAST_TEXT = 28
 """Columns that a folded text needs to be readable within its row."""
 _WORDS = re.compile(r"\s*[^\s,]*,?(?=\s|$)|\s*[^\s,]*,|\s*[^\s,]+")
@@ -204,9 +206,16 @@ def yaml_text(value: object) -> str:
 
 
 def notice(answer: Json, fmt: str) -> None:
-    """Warn on stderr if the agent's answer is its last known state; JSON and YAML have this in the data."""
-    since = answer.get("store_away_since")
-    if since is not None and fmt not in ("json", "yaml"):
+    """Warn on stderr if the agent's answer is its last known state, or lacks what cannot be read in the store; JSON and
+    YAML have this in the data."""
+    if fmt in ("json", "yaml"):
+        return
+    since, unread = answer.get("store_away_since"), answer.get("unread", [])
+    if unread:
+        named = "; ".join(f"{one['key']}: {one['why']}" for one in unread[:MOST_UNREAD_NAMED])
+        more = f"; and {len(unread) - MOST_UNREAD_NAMED} more" if len(unread) > MOST_UNREAD_NAMED else ""
+        echo(f"nodeagentctl: left out, since the store's record cannot be read: {named}{more}", err=True)
+    if since is not None:
         echo(  # not for how long: the agent's clock may differ from ours
             f"nodeagentctl: the store has not answered since {moment(since)}: what is shown is from then; running jobs "
             "go on while their failsafe members give them failsafe time, nothing can be changed or recovered until it "

@@ -61,6 +61,7 @@ from nodeagent.store.messages import (
     JoinReply,
     Judgement,
     NewJob,
+    PastJobs,
     Proposal,
     QuotaClaims,
     Restored,
@@ -336,14 +337,14 @@ class Store(Protocol):
         JobDeleted for each. Only ``past``, ``history`` and ``remove`` find a job of the history: its name is free."""
         ...
 
-    async def past(self, ref: str) -> tuple[JobRecord, ...]:
+    async def past(self, ref: str) -> PastJobs:
         """Finds a job of the history: the job with this uid, else the last to end of this name, else a few jobs whose
         uids begin with ``ref``."""
         ...
 
-    async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
-        """A page of the history, by time of end, oldest first: jobs after this place (empty: from the beginning), each
-        with its own place; fewer than ``limit`` where the records are large, and none only at the end."""
+    async def history(self, after: str, limit: int) -> PastJobs:
+        """A page of the history, by time of end, oldest first: jobs after this place (empty: from the beginning), with
+        those that cannot be read ``limit`` at most, and fewer where the records are large."""
         ...
 
     async def history_bytes(self, owners: Collection[int]) -> dict[int, int]:

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nodeagent.model.base import Record
+from pydantic import ValidationError
+
+from nodeagent.model.base import Record, first_error
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
@@ -40,6 +42,7 @@ from nodeagent.store.messages import (
     JoinReply,
     Judgement,
     NewJob,
+    PastJobs,
     Proposal,
     QuotaClaims,
     Restored,
@@ -69,6 +72,8 @@ CALLERS_LINKS = 2
 """Links for what callers of the API read, and as many for what they change."""
 PAST_AT_ONCE = 5
 """The most jobs of the history that a uid's beginning may match."""
+MOST_UID = 64
+"""Characters of a uid."""
 PODS_AT_ONCE = 1000
 """Pods that one command asks for. Redis does nothing else while it runs the command."""
 MOST_JOBS = 16_384
@@ -479,10 +484,11 @@ class RedisStore:
         (more,) = await self._calls.step("shelve", arguments)
         return bool(more)
 
-    async def past(self, ref: str) -> tuple[JobRecord, ...]:
-        return tuple(job for _, job in await self._history("of", ref, PAST_AT_ONCE))
+    async def past(self, ref: str) -> PastJobs:
+        found = await self._history("of", ref, PAST_AT_ONCE)
+        return found.model_copy(update={"place": "", "exact": bool(found.place)})
 
-    async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
+    async def history(self, after: str, limit: int) -> PastJobs:
         return await self._history("after", after, limit)
 
     async def history_bytes(self, owners: Collection[int]) -> dict[int, int]:
@@ -496,15 +502,13 @@ class RedisStore:
             for owner, size in zip(owners, found, strict=True)
         }
 
-    async def _history(self, how: str, which: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
+    async def _history(self, how: str, which: str, limit: int) -> PastJobs:
         async with self._calls.reading() as link:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
         # In a thread: a page takes longer than the agent's loop may be blocked. In one at a time: the loop has its turn
         # among as many as run.
         async with self._aside:
-            return await asyncio.to_thread(
-                lambda: tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
-            )
+            return await asyncio.to_thread(_past_jobs, found)
 
     async def cordon(
         self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""
@@ -717,6 +721,20 @@ def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]
     for entry in found:
         with suppress(ValueError):
             yield decode(entry)
+
+
+def _past_jobs(found: Iterable[Sequence[Any]]) -> PastJobs:
+    """From the reply of the script ``history``."""
+    jobs, unread, place = list[JobRecord](), list[Unread](), ""
+    for place, uid, record, *why in found:  # noqa: B007 (the last one's is where the next page begins)
+        try:
+            if why:
+                raise ValueError(why[0])
+            jobs.append(codec.decode_job(record))
+        except ValueError as error:
+            what = first_error(error) if isinstance(error, ValidationError) else _plain(error)
+            unread.append(Unread(key=f"past:{_shown(uid)[:MOST_UID]}", why=what))
+    return PastJobs(jobs=tuple(jobs), unread=tuple(unread), place=place)
 
 
 def _pods(

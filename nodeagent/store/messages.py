@@ -70,8 +70,20 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>``, ``node:<id>``, ``queues``, ``windows`` or ``usage:<day>``."""
+    """``job:<uid>``, ``node:<id>``, ``queues``, ``windows``, ``usage:<day>``, or of the history ``past:<uid>``."""
     why: str
+
+
+class PastJobs(Record):
+    """Jobs of the history, the oldest end first."""
+
+    jobs: tuple[JobRecord, ...]
+    unread: tuple[Unread, ...] = ()
+    """Those whose record cannot be read."""
+    place: str = ""
+    """Of a page: where the next one begins; empty: it has nothing, and there is no next one."""
+    exact: bool = False
+    """Of a search: what was found has this very uid or name."""
 
 
 class BeatReply(Record):

@@ -29,7 +29,7 @@ async def test_a_clock_that_is_far_off_does_not_say_when_a_job_ended(bench: Benc
 
 
 async def names(bench: Bench) -> list[str]:
-    return [job.name for _, job in await bench.store.history("", 1000)]
+    return [job.name for job in (await bench.store.history("", 1000)).jobs]
 
 
 async def shelved(bench: Bench, *uids: str, before: float = 0.0, most: int = 1000) -> bool:
@@ -45,12 +45,12 @@ async def test_a_job_of_the_history_is_as_it_was_and_no_view_has_it(bench: Bench
     reply = await bench.beat("n1", rev=rev)
     assert (reply.gone, reply.jobs) == (("job:u1",), ())
     assert [j.uid for j in (await bench.beat("n1")).jobs] == ["u2"]
-    assert await bench.store.past("u1") == (job,)
-    assert await bench.store.past("u2") == ()
-    assert [j for _, j in await bench.store.history("", 10)] == [job]
+    assert (await bench.store.past("u1")).jobs == (job,)
+    assert (await bench.store.past("u2")).jobs == ()
+    assert (await bench.store.history("", 10)).jobs == (job,)
     await shelved(bench, "u1", "nobody")
-    assert [j for _, j in await bench.store.history("", 10)] == [job]
-    assert await bench.store.past(other.name) == ()
+    assert (await bench.store.history("", 10)).jobs == (job,)
+    assert (await bench.store.past(other.name)).jobs == ()
 
 
 async def test_only_what_has_ended_and_runs_nowhere_is_shelved(bench: Bench) -> None:
@@ -76,8 +76,8 @@ async def test_names_are_free_and_numbers_go_on(bench: Bench) -> None:
     await shelved(bench, "u2")
     third = await bench.submit("u3", name="train")
     assert third.phase == "queued"
-    assert [j.uid for j in await bench.store.past("train")] == ["u2"], "the one that ended last"
-    assert [j.uid for j in await bench.store.past("u1")] == ["u1"]
+    assert [j.uid for j in (await bench.store.past("train")).jobs] == ["u2"], "the one that ended last"
+    assert [j.uid for j in (await bench.store.past("u1")).jobs] == ["u1"]
 
 
 async def test_the_beginning_of_a_uid_finds_a_few(bench: Bench) -> None:
@@ -85,10 +85,10 @@ async def test_the_beginning_of_a_uid_finds_a_few(bench: Bench) -> None:
     for i in range(7):
         await ended(bench, f"abc{i}")
     await shelved(bench, *(f"abc{i}" for i in range(7)))
-    assert len(await bench.store.past("abc")) == 5
-    assert [j.uid for j in await bench.store.past("abc3")] == ["abc3"]
-    assert await bench.store.past("abc%d") == ()
-    assert await bench.store.past("xyz") == ()
+    assert len((await bench.store.past("abc")).jobs) == 5
+    assert [j.uid for j in (await bench.store.past("abc3")).jobs] == ["abc3"]
+    assert (await bench.store.past("abc%d")).jobs == ()
+    assert (await bench.store.past("xyz")).jobs == ()
 
 
 async def test_pages_of_the_history(bench: Bench) -> None:
@@ -98,10 +98,10 @@ async def test_pages_of_the_history(bench: Bench) -> None:
     await shelved(bench, "u1", "u2", "u3", "u4", "u5", "u6")
     for size in (1, 2, 3, 4, 100):
         place, found = "", list[str]()
-        while page := await bench.store.history(place, size):
-            assert len(page) <= size
-            found += [job.uid for _, job in page]
-            place = page[-1][0]
+        while (page := await bench.store.history(place, size)).place:
+            assert len(page.jobs) <= size
+            found += [job.uid for job in page.jobs]
+            place = page.place
         assert found == ["u2", "u3", "u4", "u5", "u1", "u6"]
 
 
@@ -113,9 +113,9 @@ async def test_a_page_of_large_records_is_short(bench: Bench) -> None:
         await bench.end(job, "stopped", wall=bench.wall)
     await shelved(bench, *uids)
     place, sizes = "", list[int]()
-    while page := await bench.store.history(place, 100):
-        sizes.append(len(page))
-        place = page[-1][0]
+    while (page := await bench.store.history(place, 100)).place:
+        sizes.append(len(page.jobs))
+        place = page.place
     assert sizes == [1, 1, 1, 1, 1]
 
 
@@ -127,7 +127,7 @@ async def test_the_oldest_go_for_good(bench: Bench) -> None:
     assert await names(bench) == ["job-u2", "job-u3", "job-u4"]
     assert not await shelved(bench, most=1)
     assert await names(bench) == ["job-u4"]
-    assert await bench.store.past("u0") == await bench.store.past("job-u0") == ()
+    assert (await bench.store.past("u0")).jobs == (await bench.store.past("job-u0")).jobs == ()
     assert [e.job for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"] == [
         "job-u0", "job-u1", "job-u2", "job-u3",
     ]  # fmt: skip
@@ -222,8 +222,8 @@ async def test_what_follows_from_the_history_is_made_anew(bench: Bench, key: str
                 await shelved(bench)
         await shelved(bench)
         for ref in ("job-u1", "u1"):
-            assert [j.uid for j in await bench.store.past(ref)] == ["u1"]
-        assert len(await bench.store.past("u")) == 2
+            assert [j.uid for j in (await bench.store.past(ref)).jobs] == ["u1"]
+        assert len((await bench.store.past("u")).jobs) == 2
         await refused("limit", bench.submit("u3", name="job-u3", quota=Quota(jobs=1, bytes=3 * size - 1)))
     assert not (await bench.beat("n1")).recovering
 
@@ -234,12 +234,12 @@ async def test_what_goes_counts_no_more_and_is_found_no_more(bench: Bench) -> No
     for uid in ("u1", "u2", "u3"):
         await bench.end(await bench.submit(uid, name="train"), "stopped", wall=bench.wall)
         await shelved(bench, uid)
-    assert [j.uid for j in await bench.store.past("train")] == ["u3"]
+    assert [j.uid for j in (await bench.store.past("train")).jobs] == ["u3"]
     await bench.store.remove("u3")
-    assert [j.uid for j in await bench.store.past("train")] == ["u2"]
+    assert [j.uid for j in (await bench.store.past("train")).jobs] == ["u2"]
     await refused("limit", bench.submit("u4", name="job-u4", quota=Quota(jobs=1, bytes=2 * size)))
     await shelved(bench, most=0)
-    assert await bench.store.past("train") == await bench.store.past("u") == ()
+    assert (await bench.store.past("train")).jobs == (await bench.store.past("u")).jobs == ()
     await bench.submit("u4", name="job-u4", quota=Quota(jobs=1, bytes=size))
 
 
@@ -281,7 +281,7 @@ async def test_a_job_that_no_step_has_moved_into_the_history_is_given_back(bench
     await rejoin(bench, "n1")
     after = await read_after(bench)
     assert after.jobs["u1"].model_copy(update={"rev": job.rev}) == job
-    assert await bench.store.past("u1") == ()
+    assert (await bench.store.past("u1")).jobs == ()
     assert not (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).recovering
 
 
@@ -305,7 +305,39 @@ async def test_keys_that_somebody_takes_away(bench: Bench, key: str) -> None:
     assert left == ([] if key == "history" else ["job-u2"])
     assert not await shelved(bench, most=0)
     assert await names(bench) == []
-    assert await bench.store.past("job-u1") == await bench.store.past("u1") == ()
+    assert (await bench.store.past("job-u1")).jobs == (await bench.store.past("u1")).jobs == ()
+    assert not (await bench.beat("n1")).recovering
+
+
+async def test_a_damaged_record_of_the_history_is_named_and_hides_no_other(bench: Bench) -> None:
+    """Also where a page has no other."""
+    await bench.up("n1")
+    for i, uid in enumerate(("abc0", "abc1", "abc2", "abc3")):
+        await ended(bench, uid, 100 + i)
+    await shelved(bench, "abc0", "abc1", "abc2", "abc3")
+    await bench.spoil("past:abc0")
+    await bench.take("past:abc1")
+    async with bench.calls.changing() as link:
+        await link.ask("HSET", f"{bench.calls.prefix}past:abc2", "spec", '{"env": "secret"}')
+    for size in (1, 100):
+        place, found, unread = "", list[str](), dict[str, str]()
+        while (page := await bench.store.history(place, size)).place:
+            assert len(page.jobs) + len(page.unread) <= size
+            found += [job.uid for job in page.jobs]
+            unread |= {one.key: one.why for one in page.unread}
+            place = page.place
+        assert found == ["abc3"]
+        assert list(unread) == ["past:abc0", "past:abc1", "past:abc2"]
+        assert "WRONGTYPE" in unread["past:abc0"]
+        assert unread["past:abc1"] == "there is no such key"
+        assert "spec" in unread["past:abc2"] and "secret" not in unread["past:abc2"]
+    begins = await bench.store.past("abc")
+    assert ([j.uid for j in begins.jobs], len(begins.unread), begins.exact) == (["abc3"], 3, False)
+    named = await bench.store.past("job-abc0")
+    assert ([one.key for one in named.unread], named.exact) == (["past:abc0"], True)
+    await bench.store.remove("abc0")
+    assert not await shelved(bench, most=0)
+    assert not (await bench.store.history("", 10)).place
     assert not (await bench.beat("n1")).recovering
 
 

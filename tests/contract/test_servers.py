@@ -92,7 +92,7 @@ async def _ended_well(bench: RedisBench) -> None:
     assert (job.phase, generation(job).holders) == ("succeeded", {})
     assert await store.request("c1") is not None
     await store.shelve(["u1"], 0.0, 1000)
-    assert [past.uid for _, past in await store.history("", 10)] == ["u1"]
+    assert [past.uid for past in (await store.history("", 10)).jobs] == ["u1"]
 
 
 async def _faulted(bench: RedisBench) -> None:

@@ -311,7 +311,7 @@ async def test_what_was_used_outlives_the_job(bench: Bench) -> None:
             await bench.store.remove(uid)
         if way == "shelve":
             await bench.store.shelve([uid], 0.0, 0)
-            assert await bench.store.past(uid) == (), "not even in the history"
+            assert (await bench.store.past(uid)).jobs == (), "not even in the history"
     days = await usage(bench)
     rows = [row for day in days.values() for row in day.rows.items()]
     assert {key for key, _ in rows} == {"1000 default", "1001 default"}

@@ -90,6 +90,29 @@ def test_the_beginning_of_a_uid_counts_with_both(agent: LiveAgent, client: Clien
     assert client.get("/v1/jobs/old")["phase"] != "stopped", "who lives has the name"
 
 
+def test_a_damaged_record_is_named_and_hides_no_other(agent: LiveAgent, client: Client) -> None:
+    agent.view.server.spoil("past:uid-old")
+    page = client.get("/v1/history", limit=1)
+    assert (page["items"], [one["key"] for one in page["unread"]]) == ([], ["past:uid-old"])
+    shown = ctl(agent, "get", "--all", "-o", "name")
+    assert shown.stdout.split() == ["job/older", "job/new", "job/olden"]
+    warning = "nodeagentctl: left out, since the store's record cannot be read: past:uid-old: "
+    assert shown.stderr.startswith(warning) and "WRONGTYPE" in shown.stderr
+    listed = json.loads(ctl(agent, "get", "--all", "-o", "json").stdout)
+    assert [one["key"] for one in listed["unread"]] == ["past:uid-old"]
+    used = ctl(agent, "usage", "--by", "job")
+    assert used.exit_code == 0 and "past:uid-old: " in used.stderr
+    for ref in ("old", "uid-old"):
+        with pytest.raises(CtlError) as raised:
+            client.get(f"/v1/jobs/{ref}")
+        assert raised.value.code == Exit.NOT_FOUND
+        assert raised.value.message.startswith("job uid-old is in the history, and its record there cannot be read: ")
+    with pytest.raises(CtlError) as raised:
+        client.get("/v1/jobs/uid-ol")
+    assert raised.value.code == Exit.USAGE and "uid-old, uid-olden, uid-older" in raised.value.message
+    assert client.get("/v1/jobs/older")["uid"] == "uid-older"
+
+
 def test_its_output_is_read_as_ever(agent: LiveAgent, client: Client) -> None:
     folder = log_folder(agent.view.config.dirs.logs, "old", "uid-old") / "g1"
     folder.mkdir(parents=True)

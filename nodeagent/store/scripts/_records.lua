@@ -523,7 +523,8 @@ end
 local past = { lines = P .. 'history', bytes = P .. 'history:bytes', index = P .. 'history:index' }
 
 function past.read(uid)
-  local job = to_map(redis.call('HGETALL', P .. 'past:' .. uid))
+  local found = redis.pcall('HGETALL', P .. 'past:' .. uid)
+  local job = found.err and {} or to_map(found) -- somebody has put a key of another type there
   return job.uid and job or nil
 end
 

@@ -111,22 +111,23 @@ async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_t
     assert links.evaluated == 1 + looks, "what is damaged is looked for"
 
 
-class Page:
-    """An entry of a page of history, which notes in how many threads such are looked at."""
+class Past:
+    """The record of a job of the history, which notes in how many threads such are looked at."""
 
     at_once, most = 0, 0
 
     def __getitem__(self, _part: int) -> str:
-        Page.at_once += 1
-        Page.most = max(Page.most, Page.at_once)
+        Past.at_once += 1
+        Past.most = max(Past.most, Past.at_once)
         time.sleep(0.005)
-        Page.at_once -= 1
+        Past.at_once -= 1
         raise ValueError("that is enough")
 
 
 async def test_what_callers_read_is_decoded_in_one_thread_at_a_time() -> None:
     """The agent's loop has its turn among as many as run: of eight threads it had a ninth."""
-    links = Answering([Page(), Page()])
+    links = Answering([["1 u1", "u1", Past()], ["1 u2", "u2", Past()]])
     store = RedisStore(Calls(links, links, "p:", 5.0))
-    assert await asyncio.gather(*(store.history("", 100) for _ in range(6))) == [()] * 6
-    assert Page.most == 1
+    pages = await asyncio.gather(*(store.history("", 100) for _ in range(6)))
+    assert [(page.jobs, len(page.unread), page.place) for page in pages] == [((), 2, "1 u2")] * 6
+    assert Past.most == 1
