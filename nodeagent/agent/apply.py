@@ -21,7 +21,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.base import first_error
-from nodeagent.model.job import BudgetEntry, Checkpoint, Control, JobRecord
+from nodeagent.model.job import RETENTION, BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
 from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
@@ -254,7 +254,7 @@ class Applier:
             case steps.Remove():
                 log.info("remove", why=why)
                 try:
-                    by = job.control.by if job.control.delete else self._lease.node
+                    by = job.control.by if job.control.delete else RETENTION
                     await self._store.remove(job.uid, by)
                 except (StoreRefusedError, StepFailedError) as refusal:
                     return await self._refused(job.uid, "remove", refusal)

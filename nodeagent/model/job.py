@@ -11,6 +11,9 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import Generation, PodReport, Token
 
+RETENTION = "retention"
+"""In events: who deletes jobs that have been kept for long enough."""
+
 
 class JobEvent(Record):
     """One line of the capped stream."""
@@ -26,7 +29,7 @@ class JobEvent(Record):
     node: str = ""
     generation: int = 0
     by: str = ""
-    """Node or user that caused the event."""
+    """Node or user that caused the event, or ``RETENTION``."""
     text: str = ""
 
 

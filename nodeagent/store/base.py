@@ -326,7 +326,7 @@ class Store(Protocol):
     async def remove(self, uid: str, by: str = "") -> None:
         """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or a job of the
         history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted, which says by
-        whom: the user who asked for it, or the node that keeps ended jobs no longer."""
+        whom: the user who asked for it, or ``retention``."""
         ...
 
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
@@ -334,7 +334,8 @@ class Store(Protocol):
         holders which have not lapsed, is left out. Also remove a few jobs from the history: those that ended before
         that Unix time (none if it has not come yet), and those of more than ``most`` of one owner: that never ran, and
         then the oldest. Of all owners ten times as many stay. Returns true if there may be more to remove. Event
-        JobDeleted for each. Only ``past``, ``history`` and ``remove`` find a job of the history: its name is free."""
+        JobDeleted for each, by ``retention``. Only ``past``, ``history`` and ``remove`` find a job of the history: its
+        name is free."""
         ...
 
     async def past(self, ref: str) -> PastJobs:

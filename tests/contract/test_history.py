@@ -128,9 +128,10 @@ async def test_the_oldest_go_for_good(bench: Bench) -> None:
     assert not await shelved(bench, most=1)
     assert await names(bench) == ["job-u4"]
     assert (await bench.store.past("u0")).jobs == (await bench.store.past("job-u0")).jobs == ()
-    assert [e.job for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"] == [
-        "job-u0", "job-u1", "job-u2", "job-u3",
-    ]  # fmt: skip
+    gone = [e for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"]
+    assert [e.job for e in gone] == ["job-u0", "job-u1", "job-u2", "job-u3"]
+    assert {e.by for e in gone} == {"retention"}
+    assert gone[0].text == "job job-u0 deleted from the history (by retention)"
 
 
 async def test_as_many_stay_of_each_owner_and_those_that_never_ran_go_first(bench: Bench) -> None:

@@ -62,6 +62,7 @@ oldest = oldest[1] and oldest or redis.call('ZRANGEBYSCORE', past.lines, '-inf',
 for _, line in ipairs(oldest) do
   local uid, name, owner = string.match(line, '^(%S+) (%S+) (%S+)')
   past.drop(line)
-  event({ kind = 'JobDeleted', job = { uid = uid, name = name, owner = owner }, text = 'job ' .. name .. ' deleted from the history' })
+  event({ kind = 'JobDeleted', job = { uid = uid, name = name, owner = owner }, by = 'retention',
+    text = 'job ' .. name .. ' deleted from the history (by retention)' })
 end
 return { 1, #oldest == AT_ONCE and 1 or 0 }

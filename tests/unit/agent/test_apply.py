@@ -129,11 +129,11 @@ async def test_a_step_that_goes_through_makes_what_was_before_forgotten(remove: 
     assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
 
 
-async def test_a_job_is_removed_by_who_asked_for_it_and_else_by_this_node() -> None:
+async def test_a_job_is_removed_by_who_asked_for_it_and_else_by_retention() -> None:
     scene = Scene()
     for job in (make_job("stopped", delete=True), make_job("stopped")):
         await scene.applier.job(job, Decision(Remove(), ("why",)), 1)
-    assert scene.store.removed_by == ["ann", "n1"]
+    assert scene.store.removed_by == ["ann", "retention"]
 
 
 async def test_lost_races_are_nothing_to_report_as_long_as_others_move_the_job_on() -> None:
