@@ -175,6 +175,7 @@ go_back() {
     mend="Mend what the log says, then"
     [ -n "$was" ] || die 1 "the agent of $failed does not start; $log. $mend: systemctl restart nodeagent"
     bring_files "$was"
+    files_to_disk || say "the unit of $was may not be on the disk (above)"
     use "$was"
     if [ "${older:-versions/$was}" != "versions/$was" ]; then
         ln -sfn "$older" "$prefix/previous"
@@ -199,6 +200,11 @@ switch_to() {
     was=$(current)
     older=$(readlink "$prefix/previous" 2>/dev/null) || true
     bring_files "$1"
+    files_to_disk || {
+        [ -z "$was" ] || bring_files "$was"
+        die 1 "the unit of $1 could not be written to the disk (above); nothing has been switched. Mend that, then:" \
+            "$(again)"
+    }
     [ "$was" != "$1" ] || return 0
     [ -z "$was" ] || ln -sfn "versions/$was" "$prefix/previous"
     use "$1"
@@ -231,6 +237,15 @@ bring_files() {
     done
     install -D -m 644 "$from/completion/bash" "$bash_completion"
     install -D -m 644 "$from/completion/zsh" "$zsh_completion"
+}
+# After a power cut a unit that was just written would be empty, and no agent would start.
+files_to_disk() {
+    if bundled; then
+        sync "$units/nodeagent.service" "$units/nodeagent.slice" "$units" "$sysusers/nodeagent.conf" "$sysusers" \
+            "$tmpfiles/nodeagent.conf" "$tmpfiles"
+    else
+        sync "$packaged_units/nodeagent.service" "$packaged_units/nodeagent.slice" "$packaged_units"
+    fi
 }
 link_programs() {
     mkdir -p "$programs"

@@ -16,6 +16,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from nodeagent.osutil.linux import sync_folder
+
 KEY_BYTES = 32
 """The fewest bytes of a key, and the number that ``make`` writes."""
 LARGEST_FILE = 4096
@@ -86,9 +88,10 @@ class ClusterKey:
 
 
 def make(path: Path) -> None:
-    """Write a new key, mode 0600, whole or not at all; makes the folder if it is missing. Raises ``KeyFileError``, even
-    if there is a file already."""
+    """Write a new key, mode 0600, whole or not at all, and wait until it is on the disk; makes the folder if it is
+    missing. Raises ``KeyFileError``, even if there is a file already."""
     try:
+        named = [path.parent, *(folder.parent for folder in path.parents if not folder.exists())]
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -101,6 +104,12 @@ def make(path: Path) -> None:
             _put(draft, path)
         finally:
             draft.unlink()
+        try:
+            for folder in named:
+                sync_folder(folder)
+        except OSError:
+            path.unlink()
+            raise
     except OSError as error:
         raise KeyFileError(f"no key can be written to {path}: {error.strerror}") from None
 

@@ -361,7 +361,7 @@ FRESH = "0.3-ddd"
 
 def test_what_counts_as_complete_is_on_the_disk(tmp_path: Path) -> None:
     """After a power cut soon after an install its files were empty, and no install repeated it."""
-    disk = 'sync() { say "on the disk: $(ls -A "$2" | tr "\\n" " ")"; }\n'
+    disk = 'sync() { [ "$1" != -f ] || say "on the disk: $(ls -A "$2" | tr "\\n" " ")"; }\n'
     played = play(tmp_path, f"{VENV}{disk}do_install\n", ENABLED, newest=FRESH)
     assert (played.code, in_use(tmp_path)) == (0, (FRESH, OLD)), played
     assert "say on the disk: bin \nsay on the disk: .complete bin \n" in played.reported
@@ -372,3 +372,33 @@ def test_what_a_disk_does_not_take_is_not_switched_to(tmp_path: Path) -> None:
     assert (played.code, played.asked, in_use(tmp_path)) == (1, [], (OLD, "")), played
     assert not (tmp_path / "versions" / FRESH / ".complete").exists()
     assert "nothing has been switched" in played.complained
+
+
+@pytest.mark.parametrize("package", [(), (PACKAGE,)], ids=["bundle", "package"])
+@pytest.mark.parametrize("verb", ["install", "rollback"])
+def test_a_unit_is_on_the_disk_before_its_version_is_in_use(tmp_path: Path, package: tuple[str], verb: str) -> None:
+    """After a power cut soon after it was written it was empty, and the node had no agent."""
+    disk = 'sync() { say "on the disk, $(current): $(echo $* | tr " " "\\n" | grep "nodeagent.s" | xargs cat)"; }\n'
+    if verb == "rollback":
+        (tmp_path / "previous").symlink_to(f"versions/{OLDEST}")
+    played = play(tmp_path, f"{VENV}{disk}do_{verb}\n", ENABLED, *package)
+    to = OLDEST if verb == "rollback" else NEW
+    assert (played.code, in_use(tmp_path)) == (0, (to, OLD)), played
+    assert f"on the disk, {OLD}: {to}{to}" in played.reported
+    assert f"on the disk, {to}: " not in played.reported
+
+
+@pytest.mark.parametrize("package", [(), (PACKAGE,)], ids=["bundle", "package"])
+def test_a_unit_that_a_disk_does_not_take_is_not_switched_to(tmp_path: Path, package: tuple[str]) -> None:
+    (tmp_path / "previous").symlink_to(f"versions/{OLDEST}")
+    played = play(tmp_path, "sync() { return 1; }\ndo_rollback\n", ENABLED, *package)
+    assert (played.code, played.asked, in_use(tmp_path)) == (1, [], (OLD, OLDEST)), played
+    assert "nothing has been switched" in played.complained and unit(tmp_path) == OLD
+
+
+def test_who_goes_back_to_the_version_before_does_so_whatever_the_disk_takes(tmp_path: Path) -> None:
+    disk = 'sync() { case $* in *nodeagent.service*) [ "$(current)" != ' + NEW + " ] ;; esac; }\n"
+    played = play(tmp_path, f"{VENV}{disk}do_install\n", ACTIVE, ENABLED, KEY, broken=NEW)
+    assert (played.code, in_use(tmp_path)[0], unit(tmp_path)) == (1, OLD, OLD), played
+    assert f"agent of {OLD} runs again" in played.complained
+    assert "may not be on the disk" in played.reported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import stat
 from pathlib import Path
@@ -29,6 +30,37 @@ def test_a_made_key_is_a_secret_file_that_can_be_loaded(tmp_path: Path) -> None:
     key = ClusterKey.load(path)
     assert key.verify("job", b"x", ClusterKey.load(path).sign("job", b"x"))
     assert path.read_text().strip() not in repr(key)
+
+
+def synced(monkeypatch: pytest.MonkeyPatch, fails: str = "") -> dict[str, list[str]]:
+    """What is told to the disk from now on: each file or folder, with the names that the folder has by then. The one
+    with the name ``fails`` is not taken."""
+    found: dict[str, list[str]] = {}
+
+    def sync(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.name == fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        found[path.name] = sorted(one.name for one in path.iterdir()) if path.is_dir() else []
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return found
+
+
+def test_a_made_key_and_the_folders_made_for_it_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = synced(monkeypatch)
+    make(tmp_path / "above" / "new" / "cluster.key")
+    assert (found["new"], found["above"], found[tmp_path.name]) == (["cluster.key"], ["new"], ["above"])
+    assert any(name.startswith(".cluster.key.") for name in found)
+
+
+def test_a_key_whose_name_the_disk_does_not_take_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced(monkeypatch, fails=tmp_path.name)
+    with pytest.raises(KeyFileError, match=r"no key can be written to .*: Input/output error"):
+        make(tmp_path / "cluster.key")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_key_is_never_overwritten(tmp_path: Path) -> None:
