@@ -50,8 +50,16 @@ sh /{PLACE}/setup.sh remove
 set -e
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
 [ "$1" = purge ] || exit 0
-umount /run/nodeagent/pods 2>/dev/null || true
-rm -rf /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
+# As setup.sh does: what is mounted in a folder is not emptied.
+while umount -l /run/nodeagent/pods 2>/dev/null; do :; done
+mounts=$(cut -d' ' -f5 /proc/self/mountinfo)
+for folder in /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent; do
+    if printf '%s\\n' "$mounts" | grep "^$folder/" >&2; then
+        echo "nodeagent: that is mounted in $folder, which is left: umount -l it, then rm -rf $folder" >&2
+    else
+        rm -rf "$folder"
+    fi
+done
 """,
 }
 

@@ -21,6 +21,9 @@ umask 022 # the jobs' users run what is installed
 
 prefix=/opt/nodeagent
 etc=/etc/nodeagent
+state=/var/lib/nodeagent
+logs=/var/log/nodeagent
+run=/run/nodeagent
 here=$(cd "$(dirname "$0")" && pwd)
 # The .deb's script says FILES=no to `install`: dpkg has brought the files outside of the prefix.
 files=${FILES:-yes}
@@ -386,10 +389,20 @@ do_remove() {
 
 do_purge() {
     do_remove
-    umount /run/nodeagent/pods 2>/dev/null || true # nothing is mounted there where no agent has run
-    rm -rf "$etc" /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
-    say "removed, too: $etc, /var/lib/nodeagent, /var/log/nodeagent, /run/nodeagent (other folders that its config" \
-        "named stay)"
+    # With all that is mounted in it; nothing is mounted there where no agent has run.
+    while umount -l "$run/pods" 2>/dev/null; do :; done
+    gone='' left='' mounts=$(cut -d' ' -f5 /proc/self/mountinfo)
+    for folder in "$etc" "$state" "$logs" "$run"; do
+        if printf '%s\n' "$mounts" | grep "^$folder/" >&2; then
+            left="$left $folder"
+        else
+            rm -rf "$folder"
+            gone="$gone${gone:+, }$folder"
+        fi
+    done
+    say "removed, too: $gone (other folders that its config named stay)"
+    [ -z "$left" ] || die 1 "something is mounted in$left (above), so that is left: it would be emptied. Detach it" \
+        "(umount -l), then: rm -rf$left"
 }
 
 [ $# -ge 1 ] || usage

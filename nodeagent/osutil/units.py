@@ -11,6 +11,7 @@ import os
 import resource
 import secrets
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,6 +51,12 @@ KEPT = (
 
 DETACHES = ("Type=oneshot", "CollectMode=inactive-or-failed", "TimeoutStartSec=10s")
 """Settings of a unit that detaches mounts."""
+REMOVES = (
+    "import sys, pathlib; from nodeagent.osutil.untrusted import remove_tree; "
+    "remove_tree(pathlib.Path(sys.argv[1]), sys.argv[2])"
+)
+"""What such a unit runs to remove a folder: in this one, the entry of this name."""
+_SOURCE = Path(__file__).parents[2]
 
 
 class UnitError(Exception):
@@ -86,6 +93,14 @@ def detach_command(agent: str, folder: Path) -> list[str]:
     unit = f"nodeagent-detach-{secrets.token_hex(4)}.service"
     script = ["/bin/sh", "-c", 'while umount -l -i -c "$0" 2>/dev/null; do :; done', str(folder)]
     return _command(unit, agent, f"mounts on {folder}", DETACHES, {}, script)
+
+
+def remove_command(agent: str, folder: Path) -> list[str]:
+    """The command that makes systemd remove this folder, which nobody but root can replace, and detach whatever is
+    mounted in it: by its descriptors, since a path in it leads where its user wants."""
+    unit = f"nodeagent-detach-{secrets.token_hex(4)}.service"
+    script = [sys.executable, "-sSP", "-c", REMOVES, str(folder.parent), folder.name]
+    return _command(unit, agent, f"removes {folder}", DETACHES, {"PYTHONPATH": str(_SOURCE)}, script)
 
 
 def stop_command(unit: str) -> list[str]:

@@ -76,13 +76,27 @@ class Clearing:
                     if self._in_use(folder) or (away := put_away(folder)) is None:  # a new pod has the name by now
                         return
                     folder, renamed = away, True
-                work = partial(remove_tree, folder.parent, folder.name)
-                await self._looks.run(owner_of(folder.parent, folder.name), str(folder), work, CLEAR_LIMIT)
+                await self._remove_tree(folder)
             except (UntrustedError, OSError) as error:
                 log.warning("%s is not removed yet: %s", folder, error)
             else:
                 return
         log.error("%s is not removed: see what is mounted there", folder)
+
+    async def _remove_tree(self, folder: Path) -> None:
+        """With what is mounted in it, which an agent that systemd started may not detach itself. Raises
+        UntrustedError."""
+        work = partial(remove_tree, folder.parent, folder.name)
+        try:
+            await self._looks.run(owner_of(folder.parent, folder.name), str(folder), work, CLEAR_LIMIT)
+        except UntrustedError as error:
+            if not self._unit:
+                raise
+            try:
+                await units.start(units.remove_command(self._unit, folder))
+            except units.UnitError as failed:
+                raise UntrustedError(f"{error}, nor does systemd remove it: {failed}") from failed
+            log.warning("%s: systemd has removed it, with what is mounted there", error)
 
     async def free(self, folder: Path) -> None:
         """Detach what is mounted on it, which may wait for the process that serves that. An agent that systemd started

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.osutil import untrusted
 from nodeagent.osutil.untrusted import AsideByOwner, UntrustedError, remove_tree
 from nodeagent.pods import clearing
 from nodeagent.pods.clearing import TRIES, Clearing
@@ -85,21 +86,33 @@ async def test_a_name_that_a_new_pod_has_by_now_is_its_own(
     assert names(folder.parent) == (["key"] if in_use else [])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-@pytest.mark.parametrize("unit", ["", "nodeagent.service"])
-async def test_what_is_mounted_on_it_is_detached_first(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
-) -> None:
-    """By systemd, where the agent's sandbox does not let it: a script is in the place of systemd-run here."""
+def mounts_in(folder: Path) -> list[str]:
+    """Where something is mounted below it; what lies deeper comes later."""
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return sorted(one.replace("\\040", " ") for one in places if one.startswith(str(folder)))
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script in the place of systemd-run: it notes that it ran, and runs the command itself."""
     tool = tmp_path / "bin" / "systemd-run"
     tool.parent.mkdir()
     tool.write_text(
         f"#!{sys.executable}\nimport os, sys\nopen({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        "os.environ.update(word[9:].split('=', 1) for word in sys.argv if word.startswith('--setenv='))\n"
         "command = [word.replace('$$', '$') for word in sys.argv[sys.argv.index('--') + 1 :]]\n"
         "os.execvp(command[0], command)\n"
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("unit", ["", "nodeagent.service"])
+async def test_what_is_mounted_on_it_is_detached_first(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    """By systemd, where the agent's sandbox does not let it."""
+    stand_in(tmp_path, monkeypatch)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
     for _ in range(2):
@@ -114,3 +127,36 @@ async def test_what_is_mounted_on_it_is_detached_first(
             subprocess.run(["umount", "-q", folder], check=False)  # noqa: ASYNC221
     assert (tmp_path / "kept" / "file").exists()
     assert (tmp_path / "ran").exists() == bool(unit)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+async def test_what_is_mounted_deeper_is_detached_by_systemd_where_the_agent_may_not(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A link leads nobody to another mount: the one elsewhere stays."""
+    stand_in(tmp_path, monkeypatch)
+    elsewhere = [tmp_path / "elsewhere" / name for name in ("data", "a")]
+    deeper = [folder / "a b" / "data", folder / "a b" / "data" / "sub", folder / "c"]
+    (tmp_path / "kept" / "sub").mkdir(parents=True)
+    (tmp_path / "kept" / "file").touch()
+    for at in (*elsewhere, *deeper):
+        at.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "--bind", tmp_path / "kept", at], check=True)  # noqa: ASYNC221
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+
+    def refused(_path: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(untrusted, "detach_mount", refused)
+    monkeypatch.setattr(clearing, "TRY_AGAIN", 0.01)
+    cleared = Clearing("nodeagent.service", AsideByOwner(), lambda _: False)
+    cleared.remove(folder)
+    try:
+        await until(lambda: not names(folder.parent) or "see what is mounted there" in caplog.text)
+        assert names(folder.parent) == []
+        assert mounts_in(tmp_path) == sorted(map(str, elsewhere))
+        assert (tmp_path / "kept" / "file").exists()
+    finally:
+        await cleared.close()
+        for place in reversed(mounts_in(tmp_path)):
+            subprocess.run(["umount", "-l", place], check=False)  # noqa: ASYNC221

@@ -4,6 +4,7 @@ node without an agent, and has each agent run by its own version's unit. And und
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -402,3 +403,37 @@ def test_who_goes_back_to_the_version_before_does_so_whatever_the_disk_takes(tmp
     assert (played.code, in_use(tmp_path)[0], unit(tmp_path)) == (1, OLD, OLD), played
     assert f"agent of {OLD} runs again" in played.complained
     assert "may not be on the disk" in played.reported
+
+
+def mount(source: Path, place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "--bind", str(source), str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_purge_empties_nothing_that_is_mounted_in_what_it_removes(tmp_path: Path) -> None:
+    """What a job's user had mounted deeper in a run folder was emptied, since the file system above it was busy."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/self").symlink_to("/proc/self")
+    beside = tmp_path.with_name(f"{tmp_path.name}-beside")
+    kept, pods = beside / "kept", beside / "run/pods"
+    for folder in (kept, pods):
+        folder.mkdir(parents=True)
+    (kept / "file").touch()
+    try:
+        for _ in range(2):
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "pods", str(pods)], check=True)
+        mount(kept, pods / "key/inside")
+        mount(kept, beside / "logs/job/inside")
+        (beside / "state").mkdir()
+        places = {name: str(beside / name) for name in ("state", "logs", "run", "prefix")}
+        played = play(tmp_path, "do_purge\n", etc=str(beside / "etc"), **places)
+        assert (kept / "file").exists(), played
+        assert (beside / "logs/job").exists() and not (beside / "state").exists() and not (beside / "run").exists()
+        assert (played.code, f"{beside}/run (other" in played.reported) == (1, True), played
+        assert f"{beside}/logs/job/inside" in played.complained
+        assert f"something is mounted in {beside}/logs (above)" in played.complained
+    finally:
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if line.split()[1].startswith(str(beside)):
+                subprocess.run(["umount", "-l", line.split()[1]], check=False)
