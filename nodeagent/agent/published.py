@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 
 import psutil
@@ -30,6 +31,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.plan.pods.report import without_output
 from nodeagent.pods.base import PodStatus
+from nodeagent.store.codec import MOST_OF_LINE, MOST_PARTS
 from nodeagent.store.messages import Note
 from nodeagent.trust.certificate import vouch
 from nodeagent.trust.key import ClusterKey
@@ -89,25 +91,50 @@ def pod_states(
         job = cluster.jobs.get(uid)
         if job is None:
             continue
-        out.append(
-            PodState(
-                uid=uid,
-                job=job.name,
-                role=job.role_names_on(node),
-                node=node,
-                phase=status.phase,
-                reason=status.reason or status.refused,
-                generation=status.generation.number if status.generation is not None else 0,
-                shim_pid=status.shim_pid,
-                fork_server_pid=status.fork_server_pid,
-                preforked=len(status.preforked),
-                preforked_memory=sum(status.preforked.values()),
-                workers=status.workers,
-                snapshot_bytes=status.snapshot_bytes,
-                unreachable=dict(unreachable.get(uid, {})),
-            )
+        pod = PodState(
+            uid=uid,
+            job=job.name,
+            role=job.role_names_on(node),
+            node=node,
+            phase=status.phase,
+            reason=status.reason or status.refused,
+            generation=status.generation.number if status.generation is not None else 0,
+            shim_pid=status.shim_pid,
+            fork_server_pid=status.fork_server_pid,
+            preforked=len(status.preforked),
+            preforked_memory=sum(status.preforked.values()),
+            workers=status.workers,
+            snapshot_bytes=status.snapshot_bytes,
+            unreachable=dict(unreachable.get(uid, {})),
         )
+        out.append(_readable(pod))
     return tuple(out)
+
+
+POD_ROOM = MOST_OF_LINE - 4096
+"""Characters of a published pod's workers, reason and members that cannot be reached."""
+OF_WORKER, OF_NODE = 192, 96
+"""The same of a worker apart from what it does, and of such a member, at most."""
+ESCAPED = 6
+"""Characters in JSON of one of a text that is not plain, at most."""
+WORKER_PARTS, OTHER_PARTS = 7, 100
+"""Values of a worker, and of a pod apart from its workers and those members."""
+
+
+def _readable(pod: PodState) -> PodState:
+    """The same, or with as many of its workers as other agents read (``codec.decode_pod``), and a reason that says so:
+    how many they are, and what they say that they do, is their user's doing."""
+    count, others, words = len(pod.workers), len(pod.unreachable), [worker.doing for worker in pod.workers]
+    text = "".join((pod.reason, *words))
+    each = 1 if text.isprintable() and '"' not in text and "\\" not in text else ESCAPED
+    left = POD_ROOM - OF_NODE * others - each * len(pod.reason)
+    room = min(count, (MOST_PARTS - OTHER_PARTS - others) // WORKER_PARTS)
+    sizes = accumulate(OF_WORKER + each * len(word) for word in words[:room])
+    fit = sum(1 for _ in takewhile(lambda size: size <= left, sizes))
+    if fit == count:
+        return pod
+    why = f"the first {fit} of its {count} workers are shown"
+    return pod.model_copy(update={"workers": pod.workers[:fit], "reason": "; ".join(filter(None, (pod.reason, why)))})
 
 
 def agent_health(

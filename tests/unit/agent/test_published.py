@@ -8,9 +8,10 @@ import pytest
 
 from nodeagent.agent.published import dated, pod_states, readiness
 from nodeagent.model.node import Readiness
-from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.pod import PodPhase, PodState, WorkerState
 from nodeagent.model.world import Token
 from nodeagent.pods.base import PodStatus
+from nodeagent.store.codec import decode_pod
 from tests.unit.plan.build import UID, make_cluster, make_job
 
 STATES = {"unknown": "preparing", "preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}
@@ -64,6 +65,39 @@ def test_pods_as_published() -> None:
     assert (first.generation, first.shim_pid, first.workers) == (4, 5, workers)
     assert (first.preforked, first.preforked_memory, second.preforked) == (2, 1200, 0)
     assert (second.uid, second.generation, second.reason) == ("u-z", 0, "hook failed")
+
+
+def published(*workers: WorkerState, reason: str = "", others: int = 0) -> PodState:
+    """As another agent reads it. ``others``: members that this node cannot reach."""
+    status = PodStatus(uid=UID, phase="running", reason=reason, workers=workers)
+    unreachable = {UID: {f"node-{i:058}": 1_700_000_000.125 for i in range(others)}}
+    (pod,) = pod_states(make_cluster(["n1"], make_job()), "n1", {UID: status}, unreachable)
+    return decode_pod(pod.to_json())
+
+
+def worker(rank: int, doing: str) -> WorkerState:
+    return WorkerState(rank=rank, local_rank=rank, pid=4_000_000 + rank, state="running", step=1 << 62, doing=doing)
+
+
+@pytest.mark.parametrize(("character", "length", "least"), [("x", 600, 600), ("\x01", 100, 600), ('"', 200, 300)])
+def test_of_what_other_agents_would_not_read_the_first_workers_are_shown(
+    character: str, length: int, least: int
+) -> None:
+    """Of a pod that said more nothing at all was shown."""
+    few = tuple(worker(rank, character * length) for rank in range(least))
+    assert (published(*few, reason="ready: no").workers, published(*few).reason) == (few, "")
+    many = tuple(worker(rank, character * length) for rank in range(1000))
+    pod = published(*many, reason="ready: no")
+    shown = len(pod.workers)
+    assert least <= shown < 1000 and pod.workers == many[:shown]
+    assert pod.reason == f"ready: no; the first {shown} of its 1000 workers are shown"
+
+
+def test_as_many_workers_as_a_shim_may_have_are_shown_as_far_as_others_read() -> None:
+    for reason, others, least in (("", 0, 2500), ("\x01" * 8192, 0, 2000), ("x" * 8192, 4096, 500)):
+        pod = published(*(worker(rank, "") for rank in range(4096)), reason=reason, others=others)
+        assert least <= len(pod.workers) < 4096 and len(pod.unreachable) == others
+        assert pod.reason.endswith(f"the first {len(pod.workers)} of its 4096 workers are shown")
 
 
 def test_a_state_keeps_the_time_at_which_the_node_first_saw_itself_in_it() -> None:
