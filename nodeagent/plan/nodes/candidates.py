@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
@@ -64,8 +64,40 @@ def fitting(role: Role, installed: int, free_gpus: int, free_slots: int) -> int:
     want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
     if per == 0:
         return want if free_slots >= want else 0
-    fits = min(want, free_gpus // per)
-    return fits if fits == want or role.uneven else 0
+    workers = min(want, free_gpus // per)
+    return workers if workers == want or role.uneven else 0
+
+
+class NodeKind(NamedTuple):
+    """All of a node that decides whether it has room for a job that has nothing there. Most nodes of a cluster are
+    alike: what is counted by kind costs as much for thousands of them as for ten."""
+
+    gpus: int
+    free_gpus: int
+    free_slots: int
+
+
+Kinds = Mapping[NodeKind, int]
+"""How many nodes there are of each kind."""
+
+
+def kind_of(node: NodeRecord, used: Collection[str]) -> NodeKind:
+    """``used``: its devices that jobs have."""
+    facts = node.facts
+    slots = facts.cpu_slots
+    if any(device.startswith("cpu") for device in used):
+        slots = sum(f"cpu{i}" not in used for i in range(slots))
+    return NodeKind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)
+
+
+def fits(role: Role, kind: NodeKind) -> bool:
+    """A node of this kind has room for a worker at least."""
+    return fitting(role, kind.gpus, kind.free_gpus, kind.free_slots) > 0
+
+
+def shape_of(role: Role) -> tuple[object, ...]:
+    """All of a role that decides which nodes have room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
 
 
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
@@ -79,15 +111,15 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     gpus = [g for g in facts.gpus if g.uuid in keep]
     installed = len(facts.gpus)
     want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
-    fits = fitting(role, installed, len(gpus), len(slots))
+    workers = fitting(role, installed, len(gpus), len(slots))
     if per == 0:
-        if not fits:
+        if not workers:
             return f"has {len(slots)} free worker slots, {want} needed"
         return tuple(sorted(slots[:want], key=natural))
-    if not fits:
+    if not workers:
         sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
         return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
-    return pick(gpus, fits * per, held)
+    return pick(gpus, workers * per, held)
 
 
 def allowed(role: Role, node: str, facts: NodeFacts) -> str:

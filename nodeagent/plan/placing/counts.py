@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nodeagent.model.jobspec import Role
 from nodeagent.plan.fairshare.resources import Resources, devices_for
-from nodeagent.plan.nodes.kinds import Kinds, NodeKind
+from nodeagent.plan.nodes.candidates import Kinds, NodeKind
 
 
 class _Amount(NamedTuple):

@@ -19,9 +19,8 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, devices_for, of_devices, times, together
 from nodeagent.plan.nodes.availability import spot_nodes
-from nodeagent.plan.nodes.candidates import Candidate, Standing, candidates, free_gpus, ranked, score
+from nodeagent.plan.nodes.candidates import Candidate, NodeKind, Standing, candidates, free_gpus, ranked, score
 from nodeagent.plan.nodes.health import worn_nodes
-from nodeagent.plan.nodes.kinds import NodeKind
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.counts import PlacesCount, RoleRoom, count_places, room_of

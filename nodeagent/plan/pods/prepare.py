@@ -8,9 +8,17 @@ from itertools import islice
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.nodes.availability import spot_nodes
-from nodeagent.plan.nodes.candidates import Candidate, asked, candidate, candidates, score, some_candidates, staying
+from nodeagent.plan.nodes.candidates import (
+    Candidate,
+    asked,
+    candidate,
+    candidates,
+    score,
+    shape_of,
+    some_candidates,
+    staying,
+)
 from nodeagent.plan.nodes.health import takes_work, worn_nodes
-from nodeagent.plan.nodes.kinds import shape_of
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon

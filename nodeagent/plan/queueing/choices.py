@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out
+from nodeagent.plan.nodes.candidates import Candidate, NodeKind, asked, kind_of, ruled_out
 from nodeagent.plan.nodes.devices import booked
-from nodeagent.plan.nodes.kinds import NodeKind, kind_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import could_lay, count_on, lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most

@@ -24,9 +24,9 @@ from nodeagent.plan.failure.timeouts import ends_at
 from nodeagent.plan.fairshare.queues import shared
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import of_devices
+from nodeagent.plan.nodes.candidates import fits, kind_of, shape_of
 from nodeagent.plan.nodes.devices import Booking, booked
 from nodeagent.plan.nodes.health import takes_work
-from nodeagent.plan.nodes.kinds import fits, kind_of, shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.queue import line_key
 

@@ -14,9 +14,8 @@ from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.fairshare.resources import Resources, of_devices, together
 from nodeagent.plan.nodes.availability import takes, too_long
-from nodeagent.plan.nodes.candidates import ruled_out
+from nodeagent.plan.nodes.candidates import NodeKind, fits, kind_of, ruled_out, shape_of
 from nodeagent.plan.nodes.devices import booked
-from nodeagent.plan.nodes.kinds import NodeKind, fits, kind_of, shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.room import kinds
 

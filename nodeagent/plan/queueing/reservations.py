@@ -25,9 +25,8 @@ from nodeagent.plan.cluster import Cluster, Notes, natural
 from nodeagent.plan.fairshare.queues import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, together, used
-from nodeagent.plan.nodes.candidates import Candidate, asked, strays
+from nodeagent.plan.nodes.candidates import Candidate, asked, shape_of, strays
 from nodeagent.plan.nodes.devices import booked
-from nodeagent.plan.nodes.kinds import shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.choices import of_one_role, of_places, would_do
 from nodeagent.plan.queueing.departures import (

@@ -20,10 +20,21 @@ from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, seen
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
 from nodeagent.plan.nodes.availability import shuns, takes, too_long
-from nodeagent.plan.nodes.candidates import Candidate, asked, fitting, free_gpus, gpus_per_worker, some_candidates
+from nodeagent.plan.nodes.candidates import (
+    Candidate,
+    Kinds,
+    NodeKind,
+    asked,
+    fits,
+    fitting,
+    free_gpus,
+    gpus_per_worker,
+    kind_of,
+    shape_of,
+    some_candidates,
+)
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings
 from nodeagent.plan.nodes.health import takes_work
-from nodeagent.plan.nodes.kinds import Kinds, NodeKind, fits, kind_of, shape_of
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.counts import RoleRoom, count_places, room_of

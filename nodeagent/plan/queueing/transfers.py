@@ -22,8 +22,7 @@ from nodeagent.plan.fairshare.queues import shared
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, of_devices, together, wanted
-from nodeagent.plan.nodes.candidates import Candidate, asked, score
-from nodeagent.plan.nodes.kinds import NodeKind, kind_of
+from nodeagent.plan.nodes.candidates import Candidate, NodeKind, asked, kind_of, score
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arranged, count_on, lay
 from nodeagent.plan.placing.places import Layout

@@ -11,8 +11,7 @@ import pytest
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.jobspec import Role
 from nodeagent.plan.fairshare.resources import of_devices, together
-from nodeagent.plan.nodes.candidates import free_gpus
-from nodeagent.plan.nodes.kinds import NodeKind
+from nodeagent.plan.nodes.candidates import NodeKind, free_gpus
 from nodeagent.plan.placing.counts import PlacesCount, count_places, room_of
 from nodeagent.plan.placing.places import Ground, Site
 from tests.unit.plan.build import make_node
