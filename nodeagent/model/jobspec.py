@@ -105,8 +105,9 @@ MOST_LAID = 8192
 """The most places of a job of several roles, times its roles: for each place, each role is looked at."""
 LATEST = 253_402_300_799
 """Unix time of the last second of the year 9999."""
-DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
-"""Seconds that workers have to end after they are asked to; then they are killed."""
+DEFAULT_GRACE, MOST_GRACE = 30.0, 3600
+"""Seconds that workers have to end after they are asked to; then they are killed. All others who are to leave the node
+by a certain time leave so much earlier, too: with a day, a worker of one slot would empty it a day before a window."""
 DEFAULT_FINISH = 300.0
 """Seconds that workers may do nothing once others have ended well."""
 

@@ -24,6 +24,7 @@ from pydantic import (
 from nodeagent.model.jobspec import (
     DEFAULT_FINISH,
     DEFAULT_ROLE,
+    MOST_GRACE,
     MOST_JOBS,
     MOST_MEMBERS,
     MOST_RESTARTS,
@@ -213,7 +214,7 @@ class RoleFile(_RoleKeys):
     """alone: a worker of it that fails is started again by itself. Default: the gang is formed anew."""
     policies: list[PolicyFile] | None = None
     """What to do about what happens to its workers, and to pods and nodes that have some, in place of the job's."""
-    grace: Annotated[float | None, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = None
+    grace: Annotated[float | None, BeforeValidator(jobvalues.bounded(0, MOST_GRACE)), WithJsonSchema(_DURATION)] = None
     """From SIGTERM to SIGKILL of its workers on planned stops. Default: the job's."""
     placement: RolePlacementFile | None = None
     """Which nodes it may have and would rather have, besides what the job asks."""
@@ -360,7 +361,7 @@ class JobFile(_RoleKeys):
         bool, BeforeValidator(jobvalues.on_off), WithJsonSchema({"enum": [True, False, "on", "off"]})
     ] = True
     """off: no interpreter is kept warm; every start begins from nothing."""
-    grace: Annotated[float, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = 30.0
+    grace: Annotated[float, BeforeValidator(jobvalues.bounded(0, MOST_GRACE)), WithJsonSchema(_DURATION)] = 30.0
     """From SIGTERM to SIGKILL on planned stops (drain, scale, pause, stop)."""
     spot: Literal["allow"] | None = None
     """allow: nodes that may be taken away at short notice (`node.spot`) are used also if the job cannot go on with

@@ -167,7 +167,7 @@ _specs = st.builds(
     priority=st.integers(-1000, 1000),
     preload=st.lists(st.sampled_from(["torch", "numpy.linalg"]), max_size=2).map(tuple),
     fork_server=st.booleans(),
-    grace=st.floats(0, 86400),
+    grace=st.floats(0, 3600),
     restarts=st.builds(
         RestartLimits,
         max=st.integers(0, 60),
