@@ -15,6 +15,7 @@ import structlog
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.readiness import differ_in_texts_only
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -48,6 +49,9 @@ MOST_DAMAGED = 16
 URGENT_AT_ONCE, URGENT_PER_SECOND = 64.0, 4.0
 """Beats that go at once since a pod's readiness is another, at once and in the long run: beyond them it goes with the
 next heartbeat. All agents read each, and a pod's words may be others without end."""
+
+TEXTS_EVERY = 5.0
+"""Seconds after a beat that brought other words of the same readiness in which no other goes for words alone."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -114,6 +118,7 @@ class Membership:
         self._urgent = Allowance(URGENT_AT_ONCE, URGENT_PER_SECOND)
         self._readiness: dict[str, Readiness] = {}
         self._readiness_sent: dict[str, Readiness] | None = None
+        self._texts_at = 0.0
         self._facts_sent: NodeFacts | None = None
         self._pods: tuple[PodState, ...] = ()
         self._pods_sent: tuple[PodState, ...] | None = None
@@ -264,7 +269,7 @@ class Membership:
             top=self._snapshot.newest,
             era=era,
             facts=self.facts if self._facts_due else None,
-            readiness=self._readiness if self._readiness_due else None,
+            readiness=self._readiness if self._readiness_due(sent) else None,
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
@@ -347,15 +352,21 @@ class Membership:
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""
         up_to_date = self._saved() == self._saved_sent and not self.notes
-        return not up_to_date or self._facts_due or self._readiness_due or self._pods_due(now)
+        return not up_to_date or self._facts_due or self._readiness_due(now) or self._pods_due(now)
 
     @property
     def _facts_due(self) -> bool:
         return self.facts != self._facts_sent or self._overwritten("facts", self.facts)
 
-    @property
-    def _readiness_due(self) -> bool:
-        return self._readiness != self._readiness_sent or self._overwritten("readiness", self._readiness)
+    def _readiness_due(self, now: float) -> bool:
+        sent = self._readiness_sent
+        if sent is None or self._overwritten("readiness", sent):
+            return True
+        return self._readiness != sent and not self._in_other_words(sent, now)
+
+    def _in_other_words(self, before: Mapping[str, Readiness], now: float) -> bool:
+        """The readiness is what it was, in other words, which have to wait."""
+        return now - self._texts_at < TEXTS_EVERY and differ_in_texts_only(self._readiness, before)
 
     def _pods_due(self, now: float) -> bool:
         return self._pods != self._pods_sent or (bool(self._pods) and now - self._pods_at > PODS_REFRESH)
@@ -382,7 +393,9 @@ class Membership:
         if beat.facts is not None:
             self._facts_sent = beat.facts
         if beat.readiness is not None:
-            self._readiness_sent = beat.readiness
+            before, self._readiness_sent = self._readiness_sent, beat.readiness
+            if before is not None and differ_in_texts_only(beat.readiness, before):
+                self._texts_at = sent
         if beat.saved is not None:
             self._saved_sent = beat.saved
         del self.notes[: len(beat.notes)]
@@ -405,9 +418,9 @@ class Membership:
 
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""
-        news = readiness != self._readiness
+        before, now = self._readiness, self._clock.now()
         self._readiness, self._pods = readiness, pods
-        return news and self._urgent.may(self._clock.now())
+        return readiness != before and not self._in_other_words(before, now) and self._urgent.may(now)
 
     def renew_life(self) -> None:
         """After being declared lost: take a new life. Only when nothing of the old one runs here any more."""

@@ -20,6 +20,7 @@ from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
+from nodeagent.agent.readiness import within_room
 from nodeagent.agent.savedview import Saver
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
@@ -184,7 +185,8 @@ class Publisher:
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
         self._checked = self._machine.checked(self._ready, cluster)
-        self._published = dated(self._checked, self._published, cluster.served)
+        brief = within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
+        self._published = dated(brief, self._published, cluster.served)
         pods = pod_states(cluster, self._node, statuses, self._unreachable)
         if not self._lease.publish(self._published, pods):
             return False
@@ -196,6 +198,11 @@ class Publisher:
         if self._unreachable is not self._reach.unreachable:
             return True
         return self._machine.checked(self._ready, cluster) != self._checked
+
+
+def _owner(cluster: Cluster, uid: str) -> int | None:
+    job = cluster.jobs.get(uid)
+    return job.owner if job is not None else None
 
 
 MOST_NOTED = 64

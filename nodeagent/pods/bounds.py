@@ -1,12 +1,13 @@
 """How much a shim may say. It runs as the job's user, so its status may hold anything: what the agent, the store and
 every other agent do with it must take little time and room, whatever it says.
 
-What people are to read is cut. Anything else that no shim of ours would send raises ValueError: nobody could say what
-that pod does. Must never ask what a status means.
+What people are to read is cut, and has no control characters (in JSON each takes six). Anything else that no shim of
+ours would send raises ValueError: nobody could say what that pod does. Must never ask what a status means.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
@@ -18,6 +19,10 @@ from nodeagent.shim.record import MAX_CHARS, WHOLE_ERRORS
 
 TEXT_MAX = 8192
 """Characters of a sentence for people."""
+PORTLESS_MAX = 1024
+"""The same of why there are too few free ports: this node's own words, which name who has them."""
+FOLDER_MAX = 64
+"""Characters of a folder's id; those of ours have 32."""
 COUNT_MAX = 4096
 """Entries of any list: four times the workers that a role may have on a node."""
 NAME_MAX = 1024
@@ -26,6 +31,12 @@ NAMES_MAX = 1 << 20
 """Characters of all of those together."""
 NUMBER_MAX = 1e12
 """Of any number with a fraction. All of them are seconds."""
+_FOLDER = re.compile(r"[A-Za-z0-9_.-]*")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""What no sentence needs: lines and columns may stay."""
+_SENTENCES = {
+    "reason": TEXT_MAX, "refused": TEXT_MAX, "written": TEXT_MAX, "portless": PORTLESS_MAX, "taken": TEXT_MAX,
+}  # fmt: skip
 
 
 def bounded(status: PodStatus) -> PodStatus:
@@ -46,10 +57,12 @@ def bounded(status: PodStatus) -> PodStatus:
         raise ValueError("a rendezvous whose address is not a host and a port")
     if any(not 1 <= port <= PORT_MAX for port in status.ports):
         raise ValueError(f"a port that is not 1 to {PORT_MAX}")
+    if len(status.folder) > FOLDER_MAX or not _FOLDER.fullmatch(status.folder):
+        raise ValueError(f"an id of a folder that is not valid, or of more than {FOLDER_MAX} characters")
     cut: dict[str, object] = {
-        name: text[:TEXT_MAX]
-        for name in ("reason", "refused", "written", "portless", "taken")
-        if len(text := getattr(status, name)) > TEXT_MAX
+        name: sentence
+        for name, most in _SENTENCES.items()
+        if (sentence := _CONTROL.sub("\ufffd", (text := getattr(status, name))[:most])) != text
     }
     for name, exits in (("exits", status.exits), ("restarted", status.restarted)):
         if (brief := _brief(exits)) is not exits:

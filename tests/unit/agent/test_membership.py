@@ -20,7 +20,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
 from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
-from nodeagent.model.node import Incarnation, NodeFacts
+from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.base import PodHost
@@ -54,12 +54,14 @@ class Host:
 
 
 class Recorder(HereStore):
-    """Remembers the pods of each beat."""
+    """Remembers the pods and the readiness of each beat."""
 
     sent: list[tuple[PodState, ...] | None]
+    readiness: list[Mapping[str, Readiness] | None]
 
     async def beat(self, beat: Beat) -> BeatReply:
         self.sent.append(beat.pods)
+        self.readiness.append(beat.readiness)
         return await super().beat(beat)
 
 
@@ -179,7 +181,7 @@ async def test_nothing_is_published_before_the_agent_has_joined(tmp_path: Path) 
 async def test_usage_goes_along_when_pods_are_published(tmp_path: Path) -> None:
     clock = Clock()
     store = Recorder(Server(clock.now))
-    store.sent = []
+    store.sent, store.readiness = [], []
     lease = make_lease(tmp_path, clock, store, "x")
     await lease.join()
     pod = PodState(uid="u", job="a", role="worker", node="n1", phase="running")
@@ -259,6 +261,32 @@ async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
     await lease.join()
     assert lease.joined
     assert set(server.state.jobs) == {"u9"}
+
+
+async def test_other_words_of_the_same_readiness_go_now_and_then_and_another_state_at_once(tmp_path: Path) -> None:
+    """All agents read each, and what a pod says of itself may be another text without end."""
+    clock = Clock()
+    store = Recorder(Server(clock.now))
+    store.sent, store.readiness = [], []
+    lease = make_lease(tmp_path, clock, store, "x")
+    await lease.join()
+    beats = urgent = 0
+    for number in range(60):  # for 30 s, half of a second each
+        urgent += lease.publish({"u": Readiness(state="unfit", reason=f"why {number}")}, ())
+        await lease.beat()
+        beats, clock.at = beats + 1, clock.at + 0.5
+    texts = [sent["u"].reason for sent in store.readiness if sent is not None]
+    assert (beats, urgent) == (60, len(texts))
+    assert texts[:2] == ["why 0", "why 1"], "the first goes at once"
+    assert len(texts) <= 2 + 30 / 5
+    assert lease.publish({"u": Readiness(state="ready", reason="why 60")}, ())
+    await lease.beat()
+    assert store.readiness[-1] == {"u": Readiness(state="ready", reason="why 60")}
+    lease.publish({"u": Readiness(state="ready", reason="the last")}, ())
+    for _ in range(11):
+        clock.at += 0.5
+        await lease.beat()
+    assert [sent["u"].reason for sent in store.readiness if sent is not None][-1] == "the last"
 
 
 async def test_what_a_late_join_put_back_is_published_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.model.world import BRIEF
 from nodeagent.pods.base import PodStatus
-from nodeagent.pods.bounds import COUNT_MAX, NAME_MAX, TEXT_MAX, bounded
+from nodeagent.pods.bounds import COUNT_MAX, FOLDER_MAX, NAME_MAX, PORTLESS_MAX, TEXT_MAX, bounded
 from nodeagent.shim.record import MAX_CHARS, WHOLE_ERRORS
 
 TOKEN = {"number": 1, "id": "g1"}
@@ -63,7 +63,8 @@ def stalled(*ranks: Mapping[str, object], limit: float = 5.0) -> dict[str, objec
         {"ready": ["x"] * (COUNT_MAX + 1)},
         {"rounds": {"trainer": LARGE}},
         {"rounds": {str(number): 1 for number in range(COUNT_MAX + 1)}},
-        {"folder": "x" * (NAME_MAX + 1)},
+        {"folder": "x" * (FOLDER_MAX + 1)},
+        {"folder": "\x01"},
         {"rendezvous": {"token": TOKEN, "address": "x" * (NAME_MAX + 1), "store_hosted": True}},
         {"commit": {"token": TOKEN, "name": "x" * (NAME_MAX + 1), "step": 1, "order": 1}},
         {"commit": {"token": TOKEN, "name": "x", "step": LARGE, "order": 1}},
@@ -85,6 +86,13 @@ def test_what_people_are_to_read_is_cut() -> None:
     assert {len(found.reason), len(found.refused), len(found.written)} == {TEXT_MAX}
     assert [len(one.error) for one in found.exits] == [MAX_CHARS] * WHOLE_ERRORS + [BRIEF]
     assert all(one.error.endswith("end") for one in found.exits)
+
+
+def test_a_sentence_has_lines_and_no_other_control_characters() -> None:
+    found = parsed(reason="hook a: one\n\ttwo\r\n", portless="\x01\x7f no \x85port", refused="\x1b[31mred")
+    assert (found.reason, found.portless) == ("hook a: one\n\ttwo\r\n", "\ufffd\ufffd no \ufffdport")
+    assert found.refused == "\ufffd[31mred"
+    assert len(parsed(portless="\x01" * 8192).portless) == PORTLESS_MAX
 
 
 def test_what_a_thousand_workers_that_all_failed_leave_goes_on_as_it_is() -> None:
