@@ -86,6 +86,7 @@ def _image_mistakes(image: object, runtime: str) -> Iterator[CheckError]:
     elif _is_path(image, runtime):
         if not _PATH.fullmatch(image if image.startswith("/") else f"/{image}") or "~" in image or "$" in image:
             yield CheckError(f"{units.show(image)} is not a path", "write it whole, without ':', ',', '~' and '$'")
+        yield from _unprintable(image)
     elif not _STORED.fullmatch(image):
         yield CheckError(f"{units.show(image)} is not an image's name", "write it as `podman images` shows it")
 
@@ -104,6 +105,14 @@ def _bind_mistakes(bind: object) -> Iterator[CheckError]:
     if not _PATH.fullmatch(source) or not _PATH.fullmatch(to) or mode not in ("", "ro"):
         right = "write FROM:TO or FROM:TO:ro, both as whole paths without ',', such as /data:/data:ro"
         yield CheckError(f"{units.show(bind)} is not a bind", right)
+    yield from _unprintable(bind)
+
+
+def _unprintable(path: str) -> Iterator[CheckError]:
+    try:
+        jobvalues.printable(path)
+    except CheckError as error:
+        yield error
 
 
 def resolved(found: Container | None, working_dir: str) -> Container | None:

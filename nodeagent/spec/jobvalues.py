@@ -9,6 +9,7 @@ import math
 import posixpath
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -219,6 +220,16 @@ def folder(value: object) -> str:
         )
     if "$" in path:
         raise CheckError(f"in {units.show(path)} nothing replaces '$'", "write the whole path")
+    return printable(path)
+
+
+def printable(path: str) -> str:
+    """A path that can be shown to people: nodes name it in their records and messages. Spaces of any kind are."""
+    odd = next((one for one in path if not one.isprintable() and unicodedata.category(one) != "Zs"), None)
+    if odd is not None:
+        raise CheckError(
+            f"the path has a character that cannot be printed (U+{ord(odd):04X})", "use a path without such characters"
+        )
     return path
 
 
@@ -392,10 +403,10 @@ def allowed_user(name: str, submitter: Submitter) -> None:
 
 
 def absolute(path: str) -> str:
-    """A path from / on."""
+    """A path from / on, which can be shown to people."""
     if not path.startswith("/") or "\0" in path:
         raise CheckError(f"{units.show(path)} is not an absolute path", "write it from / on")
-    return path
+    return printable(path)
 
 
 RECORDED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LANG")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
+from nodeagent.model.jobspec import Container, Hooks, JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.spec.jobargs import capture_submitter, job_from_args
 from nodeagent.spec.jobcheck import check_spec
 from tests.unit.spec.helpers import ROOT, TRAIN, job, problems
@@ -108,6 +108,20 @@ def _role(**changes: Any) -> JobSpec:
         (_with(working_dir="relative"), "working_dir: 'relative' is not an absolute path"),
         (_with(checkpoint_dir="x"), "checkpoint_dir: 'x' is not an absolute path"),
         (_with(env_file="x\0"), "env_file"),
+        (
+            _with(env_file="/e\n"),
+            "env_file: the path has a character that cannot be printed (U+000A), use a path without",
+        ),
+        (_with(working_dir="/w\x01"), "working_dir: the path has a character that cannot be printed (U+0001)"),
+        (_with(checkpoint_dir="/c\x9b"), "checkpoint_dir: the path has a character that cannot be printed (U+009B)"),
+        (
+            _with(container=Container(image="/i\u2028", binds=()), fork_server=False),
+            "container: the path has a character that cannot be",
+        ),
+        (
+            _with(container=Container(image="t", binds=("/a\u202e:/b",)), fork_server=False),
+            "cannot be printed (U+202E)",
+        ),
         (_with(user="root"), "user: train1 may not run a job as root"),
         (_with(user="a:b", submitter=ROOT), "is not a user's name"),
         (_with(limits={"nofiles": 3}), "limits.nofiles: unknown limit"),

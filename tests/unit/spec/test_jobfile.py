@@ -309,6 +309,16 @@ def test_mistakes_of_the_whole(marked: str, words: str) -> None:
     check_marked(marked, job, words)
 
 
+@pytest.mark.parametrize("key", ["working_dir", "checkpoint_dir", "env_file"])
+def test_a_path_that_cannot_be_printed_is_a_mistake(key: str) -> None:
+    words = f"{key}: the path has a character that cannot be printed (U+001B), use a path without such characters"
+    check_marked(LEAST + f'{key}: >>"/a/\\x1b[2Jb"', job, words)
+
+
+def test_a_path_may_have_letters_and_spaces_of_any_language() -> None:
+    assert job(LEAST + "working_dir: /Zürich/資料\u3000a/\u00a0x").working_dir == "/Zürich/資料\u3000a/\u00a0x"
+
+
 def test_a_submitter_without_a_folder_is_reported() -> None:
     (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
     assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)
