@@ -15,7 +15,14 @@ from pathlib import Path
 import structlog
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, remove_tree
+from nodeagent.osutil.untrusted import (
+    NotSeenError,
+    OneAside,
+    UntrustedError,
+    UntrustedFolder,
+    last_written,
+    remove_tree,
+)
 from nodeagent.plan.queueing.dependencies import surplus
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 
@@ -172,7 +179,7 @@ def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> tu
         if numbers:
             with UntrustedFolder(above, name, f"g{max(numbers)}") as newest:
                 times.append(newest.written)
-                times += [newest.facts(entry).st_mtime for entry in newest.names(100)]
+                times += [last_written(newest.facts(entry)) for entry in newest.names(100)]
     except NotSeenError:  # it would seem older than it is
         raise
     except UntrustedError:

@@ -115,8 +115,8 @@ class UntrustedFolder:
 
     @property
     def written(self) -> float:
-        """When an entry was last added or removed (wall clock)."""
-        return os.fstat(self.fd).st_mtime
+        """When an entry was last added or removed (wall clock), as ``last_written`` has it."""
+        return last_written(os.fstat(self.fd))
 
     def facts(self, name: str) -> os.stat_result:
         """The stat of a plain file of the folder's owner."""
@@ -191,6 +191,12 @@ class UntrustedFolder:
             finally:
                 os.close(at)
         return link, pid
+
+
+def last_written(facts: os.stat_result) -> float:
+    """When this was last written to (wall clock). Its owner may set any time for that, and the kernel notes when he
+    does: no time is later than that moment."""
+    return min(facts.st_mtime, facts.st_ctime)
 
 
 def _pinned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 from queue import SimpleQueue
@@ -102,6 +103,22 @@ async def test_what_was_written_lately_stays_whatever_end_its_record_has(tmp_pat
     leave(dirs, 1, written_days_ago=0.001)
     leave(dirs, 2, written_days_ago=8)
     assert await after(dirs, [job(1, 8), job(2, 8)]) == {1}
+
+
+async def test_a_time_in_the_future_that_its_owner_has_set_keeps_nothing(tmp_path: Path) -> None:
+    """One user's output stayed for ever, 200 jobs of it, of any size."""
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    for number in (1, 2, 3):
+        leave(dirs, number)
+    output = dirs.logs / f"train-{uid(1)[:8]}"
+    odd = output / "g3" / "rank0.log", dirs.logs / f"train-{uid(2)[:8]}" / "g3", dirs.state / "pods" / uid(3)
+    for path in odd:
+        os.utime(path, (4e9, 4e9))
+    keep, now = RetentionConfig(age=7 * DAY, jobs=200), time.time()
+    for days, left in ((6, {1, 2, 3}), (8, set[int]())):
+        at = now + days * DAY
+        await Retention(dirs, lambda: keep, lambda at=at: ({}, (), at)).look()  # type: ignore[misc]
+        assert there(dirs) == left
 
 
 async def test_much_more_than_is_kept_is_noticed_between_two_looks(tmp_path: Path) -> None:
