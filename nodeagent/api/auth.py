@@ -87,6 +87,12 @@ class UserDatabase:
         if known is not None:
             return cast("T", known.value)
         future = self._begin(key, look)
+        if future is None and not self._threads:
+            raise ApiError(
+                "permission",
+                f"there is no thread for a look at the user database for {whom}",
+                "see which processes fill this node's process table, then try again",
+            )
         if future is not None:
             try:
                 async with asyncio.timeout(timeout):
@@ -104,7 +110,7 @@ class UserDatabase:
         return known if known is not None and self._clock() < known.until else None
 
     def _begin(self, key: Hashable, look: Callable[[], object]) -> Future[Any] | None:
-        """The look-up under way for this key, or a new one; None if too many already wait."""
+        """The look-up under way for this key, or a new one; None if too many already wait, or there is no thread."""
         known = self._fresh(key)
         if known is not None:
             done: Future[Any] = Future()
@@ -115,15 +121,23 @@ class UserDatabase:
             return asked
         if len(self._asked) >= WAITING:
             return None
+        if self._threads < min(THREADS, len(self._asked) + 1):
+            self._start_thread()
+        if not self._threads:
+            return None
         future: Future[Any] = Future()
         self._asked[key] = future
         future.add_done_callback(lambda done: self._take(key, done))
-        if self._threads < min(THREADS, len(self._asked)):
-            self._threads += 1
-            # A daemon thread: a look-up that hangs must not delay the agent's end.
-            threading.Thread(target=self._work, name=f"users-{self._threads}", daemon=True).start()
         self._queue.put((future, look))
         return future
+
+    def _start_thread(self) -> None:
+        """A daemon thread: a look-up that hangs must not delay the agent's end."""
+        try:
+            threading.Thread(target=self._work, name=f"users-{self._threads + 1}", daemon=True).start()
+        except RuntimeError:  # the process table is full: those that there are go on, and the next look-up tries again
+            return
+        self._threads += 1
 
     def _take(self, key: Hashable, done: Future[Any]) -> None:
         """Runs in a thread of this class: each statement is one step of the interpreter."""

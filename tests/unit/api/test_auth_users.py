@@ -59,6 +59,36 @@ async def test_lookups_are_bounded() -> None:
     assert await users.ask(("name", WAITING - 60), lambda: "", "somebody") == f"user-{WAITING - 60}"
 
 
+async def test_a_thread_that_cannot_be_started_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full process table: the caller was refused until the agent's next start, and with the fourth all others."""
+    users = UserDatabase(lambda uid: f"user-{uid}")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", _cannot_start)
+        for uid in range(THREADS + 1):
+            with pytest.raises(ApiError, match=f"no thread for a look at the user database for uid {uid}"):
+                await users.ask(("name", uid), lambda: "", f"uid {uid}")
+        await users.learn([7])
+        assert users.shown(7) == "7"
+    assert [await users.ask(("name", uid), lambda: "a", "") for uid in range(THREADS + 2)] == ["a"] * (THREADS + 2)
+
+
+async def test_who_finds_no_new_thread_waits_for_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    users = UserDatabase(slow.look)
+    first = asyncio.create_task(users.ask("a", lambda: slow.look(1), "uid 1", timeout=BOUND))
+    await asyncio.sleep(0)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", _cannot_start)
+        second = asyncio.create_task(users.ask("b", lambda: slow.look(2), "uid 2", timeout=BOUND))
+        await asyncio.sleep(0)
+    slow.let.set()
+    assert (await first, await second) == ("user-1", "user-2")
+
+
+def _cannot_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 async def test_who_waits_too_long_gets_an_error() -> None:
     slow = Slow()
     users = UserDatabase(slow.look)
