@@ -211,6 +211,7 @@ class Applier:
             roles_file=roles_file(job.generation, addresses) if job.spec.several else "",
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,
+            devices=member.devices,
         )
 
     async def give_back(self, recovery: Recovery) -> bool:

@@ -202,7 +202,7 @@ class Preflight:
         record = cluster.nodes.get(self._node)
         if record is None:
             return Readiness(state="preparing", reason="preflight: this node's record has not been read yet")
-        used = used_devices(booked(cluster), self._node, by_others_than="")
+        used = used_devices(booked(cluster), self._node, by_others_than="") | record.facts.held.keys()
         gpus = [gpu.uuid for gpu in record.facts.gpus if gpu.healthy]
         free = [uuid for uuid in gpus if uuid not in used]
         if gpus and not free:

@@ -132,9 +132,9 @@ class Agent:
             pace=self._pace, standbys=lambda: self._config.jobs.standbys,
         )  # fmt: skip
         turns = ProposalTurns(context, applier)
+        self._publisher = Publisher(context, self._lease, machine, self._reach)
         self._round = Rounds(
-            context, self.cluster, own=own, turns=turns,
-            publisher=Publisher(context, self._lease, machine, self._reach),
+            context, self.cluster, own=own, turns=turns, publisher=self._publisher,
             ended=EndedJobs(context, applier, turns, lambda: self._config.jobs.retention),
             restarts=RestartCounter(self._node, self._metrics, disk.restarts),
         )  # fmt: skip
@@ -154,6 +154,7 @@ class Agent:
         """Serve until ``stop``. Workers are left running, and the lease process looks after the lease: a restart of the
         agent does not disturb them."""
         await self._host.adopt()
+        self._publisher.hold()  # before it joins: what it was before is forgotten then
         renewal = SignatureRenewal(
             self._verifier,
             self._trust.seal,

@@ -39,8 +39,8 @@ from nodeagent.trust.key import ClusterKey
 
 
 def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
-    """Job uid to readiness, which everybody may read. A stuck pod makes the node unfit for the job: its devices are not
-    used again before a reboot."""
+    """Job uid to readiness, which everybody may read. A stuck pod makes the node unfit for the job; its devices are
+    kept from all others, too (``held``)."""
     out: dict[str, Readiness] = {}
     for uid, status in statuses.items():
         reason, output = without_output(status.reason)
@@ -57,6 +57,11 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
         else:
             out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out
+
+
+def held(statuses: Mapping[str, PodStatus]) -> dict[str, str]:
+    """As ``NodeFacts.held``."""
+    return {device: uid for uid, status in sorted(statuses.items()) for device in status.held}
 
 
 def dated(found: Mapping[str, Readiness], before: Mapping[str, Readiness], served: int) -> dict[str, Readiness]:
@@ -187,11 +192,18 @@ class Publisher:
         self._checked = self._machine.checked(self._ready, cluster)
         brief = within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
         self._published = dated(brief, self._published, cluster.served)
+        self.hold()
         pods = pod_states(cluster, self._node, statuses, self._unreachable)
         if not self._lease.publish(self._published, pods):
             return False
         await self._lease.beat()
         return True
+
+    def hold(self) -> None:
+        """Have the next beat, or join, say which devices are given to nobody."""
+        kept = held(self._host.status())
+        if kept != self._lease.facts.held:
+            self._lease.facts = self._lease.facts.model_copy(update={"held": kept})
 
     def is_news(self, cluster: Cluster) -> bool:
         """The neighbours' watch or a check before a job's start has changed what is to be published."""

@@ -181,7 +181,7 @@ class DiagRoutes:
             raise ApiError("state", f"node {node.id} is being checked already", "try again when that check has ended")
         cluster = self.view.cluster()
         gpus = [known_gpu(node, gpu)] if gpu else [one.uuid for one in node.facts.gpus]
-        used = used_devices(booked(cluster), node.id, by_others_than="")
+        used = used_devices(booked(cluster), node.id, by_others_than="") | node.facts.held.keys()
         taken = sorted(used.intersection(gpus) if gpus else used)
         if taken and not busy:
             what = f"{len(taken)} of its GPUs are" if gpus else "it is"

@@ -362,10 +362,11 @@ def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
 
 
 def condition(node: NodeRecord) -> str:
-    """The worst verdict's text; empty if no verdict has a consequence."""
+    """The worst verdict's text, or that devices are given to nobody; empty if nothing has a consequence."""
     worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
     if worst is None:
-        return ""
+        held = len(node.facts.held)
+        return f"processes that do not end have {held} of its devices" if held else ""
     index = next((f"GPU {g.index}: " for g in node.facts.gpus if g.uuid == worst.device), "")
     notes = (worst.severity, *(() if worst.stage == "active" else (worst.stage,)), *(("dry run",) * worst.dry_run))
     return f"{index}{worst.text} ({', '.join(notes)})"
@@ -404,6 +405,16 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
     return found
 
 
+def held_json(node: NodeRecord, cluster: Cluster) -> list[Json]:
+    """The devices that nobody is given, by the job whose processes do not end there."""
+    found = []
+    for uid, devices in sorted(node.facts.held_by.items()):
+        job, ready = cluster.jobs.get(uid), node.readiness.get(uid)
+        name, why = job.name if job is not None else uid, ready.reason if ready is not None else ""
+        found.append({"job": name, "uid": uid, "devices": devices, "why": why})
+    return found
+
+
 def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
     """One node. ``work``: the result of ``work_on``, if the caller has it."""
     work = work_on(cluster) if work is None else work
@@ -432,6 +443,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "notice": None if facts.notice is None else facts.notice.model_dump(),
         "cpu_slots": facts.cpu_slots,
         "cpu_slots_used": sum(d.startswith("cpu") for d in booked),
+        "held": held_json(node, cluster),
         "incarnation": {"life": node.incarnation.life, "start": node.incarnation.start},
         "joined": node.joined,
         "hostname": facts.hostname,

@@ -113,11 +113,21 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
+    held = node.get("held", ())
+    if held:
+        names = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in node["gpus"]}
+        lines += ["", "Held by processes that do not end, and given to nobody:"]
+        lines += [f"  {', '.join(names.get(d, d) for d in one['devices'])}: job {one['job']}" for one in held]
     cut_off = node.get("unreachable", ())  # items of a list of nodes do not have this field
     if cut_off:
         lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
     step = NEXT[node["state"]].format(name=node["name"])
-    if node["state"] == "ready" and node["condition"]:
+    if node["state"] == "ready" and held:
+        step = (
+            f"on {node['hostname']}: see what the processes wait for (ps -eo pid,stat,wchan:30,cmd | grep ' D'); if "
+            f"that lasts: nodeagentctl drain {node['name']} --reason TEXT, then reboot it"
+        )
+    elif node["state"] == "ready" and node["condition"]:
         step = "see what each verdict says"
     elif node["state"] == "ready" and cut_off:
         step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"

@@ -30,7 +30,7 @@ def _gpus(node: Json) -> str:
     gpus = node["gpus"]
     if not gpus or node["state"] in AWAY:
         return "-"
-    free = sum(g["healthy"] and not g["job"] for g in gpus)
+    free = sum(g["healthy"] and not g["job"] and g["uuid"] not in _held(node) for g in gpus)
     return f"{free}/{len(gpus)} free"
 
 
@@ -47,7 +47,13 @@ def _left_out(node: Json) -> str:
 def _slots(node: Json) -> str:
     if node["state"] in AWAY:
         return "-"
-    return f"{node['cpu_slots'] - node['cpu_slots_used']}/{node['cpu_slots']} free"
+    taken = node["cpu_slots_used"] + sum(device.startswith("cpu") for device in _held(node))
+    return f"{node['cpu_slots'] - taken}/{node['cpu_slots']} free"
+
+
+def _held(node: Json) -> set[str]:
+    """Devices that nobody is given."""
+    return {device for one in node.get("held", ()) for device in one["devices"]}
 
 
 COLUMNS = (

@@ -17,6 +17,8 @@ from nodeagent.model.window import ReservedNode
 
 MOST_CPU_SLOTS = 4096
 """Of one node: each of them is gone through at each decision."""
+MOST_GPUS = 1024
+"""Of one node that may be held."""
 MOST_LEVELS = 8
 """The most levels of a topology."""
 
@@ -114,12 +116,24 @@ class NodeFacts(Record):
     """The repairs that the agent makes by itself; None: none."""
     figures: tuple[Figure, ...] = Field(default=(), max_length=16)
     """What the node's check by work measured: its peers are compared with it."""
+    held: dict[str, str] = Field(default={}, max_length=MOST_CPU_SLOTS + MOST_GPUS)
+    """Device to the job (uid) whose processes may still have it, which not even root's SIGKILL has ended: nobody is
+    given it before they end."""
 
     def devices(self, mine: Collection[str] = ()) -> tuple[str, ...]:
         """Names of all devices that a worker may be given: healthy GPUs by uuid, then cpu slots. ``mine``: the devices
         that the worker's job has now."""
         gpus = tuple(g.uuid for g in self.gpus if g.healthy or (g.uuid in mine and self._unsure(g.uuid)))
-        return gpus + _slot_names(self.cpu_slots)
+        all_of = gpus + _slot_names(self.cpu_slots)
+        return all_of if not self.held else tuple(device for device in all_of if device not in self.held)
+
+    @property
+    def held_by(self) -> dict[str, list[str]]:
+        """The jobs (uid) of ``held``, with the devices of each."""
+        found: dict[str, list[str]] = {}
+        for device, uid in self.held.items():
+            found.setdefault(uid, []).append(device)
+        return found
 
     def _unsure(self, uuid: str) -> bool:
         """Returns whether a GPU is left out only because its state cannot be determined: a job that uses it keeps

@@ -120,7 +120,8 @@ class Ack(Record):
     store_hosted: bool = False
     """Our store process serves the address (workers connect as clients), not rank 0."""
     stuck: bool = False
-    """SIGKILL was sent and some process still exists (D state): its devices are not reused before a reboot."""
+    """SIGKILL was sent and some process still exists (D state): its devices are given to nobody before it ends
+    (``NodeFacts.held``)."""
     lends: bool = False
     """A promise of this failsafe member may still lend time to workers of an older generation: it has not let go
     yet."""

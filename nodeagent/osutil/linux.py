@@ -319,8 +319,25 @@ def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
 def user(pid: int) -> int:
     """The uid that the process runs as, also if its files are root's because nobody may look into it. Raises
     OSError."""
+    return next(iter(_uids(pid)), -1)
+
+
+def may_signal(pid: int, uid: int) -> bool:
+    """Whether a process of this user, without privileges, may signal it; also of one that has ended. Raises OSError if
+    there is no descriptor or memory to look."""
+    try:
+        real, _, saved, *_ = _uids(pid) or [uid] * 3
+    except OSError as error:
+        if short(error):
+            raise
+        return True
+    return uid in (real, saved)
+
+
+def _uids(pid: int) -> list[int]:
+    """Real, effective, saved and of files. Raises OSError."""
     status = _read_proc(f"/proc/{pid}/status").splitlines()
-    return next((int(line.split()[1]) for line in status if line.startswith(b"Uid:")), -1)
+    return next(([int(word) for word in line.split()[1:]] for line in status if line.startswith(b"Uid:")), [])
 
 
 def read_environ(pid: int) -> bytes:

@@ -112,6 +112,8 @@ class PodStatus(Record):
     """The shim watches whether the workers of ``generation`` get on; None: an older shim, which does not tell."""
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
+    held: Listed[str] = ()
+    """Of a ``stuck`` pod, in the words of the host, not of the shim: devices that what does not end may have."""
 
     def starting(self, token: Token) -> PodStatus:
         """As long as an order to start this generation may still be on its way to the shim."""
@@ -139,6 +141,8 @@ class StartOrder(Record):
     """Of a job of several roles: the content of NODEAGENT_ROLES_FILE."""
     not_after: float
     """CLOCK_BOOTTIME seconds; refused by the shim when this has passed."""
+    devices: tuple[str, ...] = ()
+    """The node's devices that the workers have. The host keeps them for as long as something of the pod lives."""
 
 
 class PodHost(Protocol):

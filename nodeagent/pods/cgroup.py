@@ -72,7 +72,7 @@ class PodCgroup:
         """SIGKILL all of it; what was found alive. Call it until nothing is. It waits for no disk and no process: the
         kernel lists them and signals them without their memory. Raises OSError if there is no descriptor or memory for
         it."""
-        found = [pid for pid in self._pids() if is_running(pid)]
+        found = [pid for pid in self.pids() if is_running(pid)]
         if found:
             singly = [pid for pid in found if (stat := stat_fields(pid)) and stat[0] == "Z"]
             try:
@@ -90,7 +90,8 @@ class PodCgroup:
             if self.path.parents[1].name == OURS:
                 self.path.parent.rmdir()
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
+        """All in it, those that end among them. Raises OSError if there is no descriptor or memory to look."""
         try:
             return [int(word) for word in (self.path / "cgroup.procs").read_text().split()]
         except OSError as error:
@@ -102,7 +103,7 @@ class PodCgroup:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(pid)
             try:
-                if pid in self._pids():  # the number may have been reused before the pidfd pinned it
+                if pid in self.pids():  # the number may have been reused before the pidfd pinned it
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
             finally:
                 os.close(fd)

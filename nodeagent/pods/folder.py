@@ -40,6 +40,10 @@ class PodRecord:
     logs: Path
     cgroup: Path | None = None
     """In which all of it is, where one could be made."""
+    devices: tuple[str, ...] = ()
+    """That its workers were given last."""
+    stuck: bool = False
+    """Something of it did not end, even with SIGKILL."""
 
 
 class PodRecords:
@@ -63,7 +67,10 @@ class PodRecords:
             try:
                 value = json.loads(file.read_text())
                 cgroup = Path(value["cgroup"]) if value.get("cgroup") else None
-                found[file.stem] = PodRecord(value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup)
+                found[file.stem] = PodRecord(
+                    value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup,
+                    tuple(value.get("devices", ())), value.get("stuck") is True,
+                )  # fmt: skip
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if isinstance(error, OSError) and short(error):
                     raise  # what runs there would be taken for nothing

@@ -63,7 +63,7 @@ from nodeagent.pods.folder import (
     state_folder,
 )
 from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
-from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle
+from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle, SharedByPods
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
@@ -126,7 +126,7 @@ class ShimHost:
         self._looks = AsideByOwner()
         """At what is the pods' users'."""
         self._clearing = Clearing(how.unit, self._looks, self._in_use)
-        self._promised, self._sweeper = OneAside(), Sweeper()
+        self._promised, self._shared = OneAside(), SharedByPods(Sweeper(), self._looks)
         self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:
@@ -291,10 +291,16 @@ class ShimHost:
     def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
         handle = PodHandle(
             record, folder, phase, changed=self.changed.set, swept=lambda: self._remove_grant(folder.name),
-            ended=self._ended, sweeper=self._sweeper, looks=self._looks,
+            ended=self._ended, keep=self._keep, shared=self._shared,
         )  # fmt: skip
         self._pods[record.uid] = handle
         return handle
+
+    def _keep(self, record: PodRecord) -> None:
+        try:
+            self._records.write(record)
+        except OSError as error:  # the next agent knows what was written before
+            log.warning("the record of %s stays as it was: %s", record.uid, error)
 
     def _ended(self, pod: PodHandle) -> None:
         if self._pods.get(pod.uid) is pod:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +25,13 @@ from nodeagent.model.base import Record, first_error
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import Allowance
-from nodeagent.osutil.linux import pidfd_ended, read_proc
+from nodeagent.osutil.linux import pidfd_ended, read_proc, start_time
 from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
+from nodeagent.pods.others import ShimTree, end_others, end_tree
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX, VERSION
 
@@ -68,6 +70,11 @@ STUCK_EVERY = 5.0
 SWEEP_LIMIT = 5.0
 """Seconds for one such look until it is reported as stuck, too; it is waited for."""
 UNSEEN = "what it left behind cannot be looked at: {}"
+NOT_ENDED = "its shim could not end all that it had started, and was killed with it"
+NOT_ENDED_YET = "its shim could not end all that it had started"
+NO_ROOT = "this agent is not root, so nobody ends what runs as another user, or hangs in the kernel"
+ENDING_LIMIT = 5.0
+"""Seconds for root's part in ending a pod whose shim does not manage it."""
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
 LEFT_LIMIT = 5.0
@@ -110,6 +117,17 @@ class FoundShim(NamedTuple):
     """None: it has none of its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedByPods:
+    """What all pods of a host use."""
+
+    sweeper: Sweeper
+    looks: AsideByOwner
+    """At what is the pods' users'."""
+    endings: AsideByOwner = field(default_factory=AsideByOwner)
+    """Root's part in ending pods: it waits for nothing of a user's, as looks may."""
+
+
 class PodHandle:
     """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
     left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
@@ -125,10 +143,10 @@ class PodHandle:
         changed: Callable[[], None],
         swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
-        sweeper: Sweeper,
-        looks: AsideByOwner,
+        keep: Callable[[PodRecord], None],
+        shared: SharedByPods,
     ) -> None:
-        """``folder``: its run folder."""
+        """``folder``: its run folder. ``keep``: writes its record anew."""
         self.uid, self.folder, self._record = record.uid, folder, record
         self._changed, self._swept, self._ended = changed, swept, ended
         self._loop = asyncio.get_running_loop()
@@ -138,6 +156,7 @@ class PodHandle:
         """Grown and cut at their ends only: a shim says, and hears, as little at a time as it likes."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._pid = 0
         self._timer: asyncio.TimerHandle | None = None
         self._start: asyncio.Task[None] | None = None
         self._not_dead: asyncio.TimerHandle | None = None
@@ -146,9 +165,13 @@ class PodHandle:
         """Of the stop that its shim is carrying out."""
         self._cgroup = PodCgroup(record.cgroup) if record.cgroup is not None else None
         """Known before a shim is found, and where none is."""
-        self._why_killed = ""
-        """Of a shim that this host gave up."""
-        self._sweeper, self._looks = sweeper, looks
+        self._why_killed, self._killed_at = "", 0.0
+        """Of a shim that this host gave up, and the loop's time of it."""
+        self._helping = set[asyncio.Task[None]]()
+        """Root's part in ending what a living shim may not, or cannot."""
+        self._fenced: Token | None = None
+        """The generation in whose fence that was done last."""
+        self._sweeper, self._looks, self._endings, self._keep = shared.sweeper, shared.looks, shared.endings, keep
         self._sweeping: asyncio.Task[None] | None = None
         self._started_here = self._spoke = False
         self._pinged = self._numbered = 0
@@ -166,7 +189,8 @@ class PodHandle:
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
-        self.status = self._reported = PodStatus(uid=record.uid, phase=phase)
+        self._reported = PodStatus(uid=record.uid, phase="stuck" if record.stuck else phase)
+        self.status = self._with_held(self._reported)
 
     # -- the shim process
 
@@ -175,7 +199,7 @@ class PodHandle:
         self._process, self._started_here = process, True
         if self._cgroup is not None:
             self._cgroup = PodCgroup.make(self._cgroup.path, process.pid)
-        self._watch(os.pidfd_open(process.pid), None)
+        self._watch(process.pid, os.pidfd_open(process.pid), None)
 
     def starts(self, start: Coroutine[None, None, FoundShim]) -> None:
         """Somebody else starts it, and this tells which process it is: then it listens. Raises ``NotStartedError``."""
@@ -194,7 +218,7 @@ class PodHandle:
                 self.sweep()
             else:
                 self._start = None
-                self._watch(found.pidfd, found.cgroup)
+                self._watch(found.pid, found.pidfd, found.cgroup)
                 if useless:
                     self.give_up(useless)
                 else:
@@ -203,9 +227,9 @@ class PodHandle:
         self._start = self._loop.create_task(begin())
         return self._start
 
-    def _watch(self, pidfd: int, cgroup: PodCgroup | None) -> None:
+    def _watch(self, pid: int, pidfd: int, cgroup: PodCgroup | None) -> None:
         """Learn of its death."""
-        self._pidfd = pidfd
+        self._pid, self._pidfd = pid, pidfd
         if self._cgroup is None or not self._cgroup.exists:  # what we know of it comes first: a user may make some
             self._cgroup = cgroup
         self._loop.add_reader(pidfd, self._died)
@@ -274,7 +298,7 @@ class PodHandle:
             )  # fmt: skip
 
     async def _kill_all(self) -> None:
-        began, wait = self._loop.time(), SWEEP_EVERY[0]
+        began, wait = self._killed_at or self._loop.time(), SWEEP_EVERY[0]
         while left := await self._kill_left():
             if self._loop.time() - began > STUCK_AFTER:
                 self._stuck(left)
@@ -420,7 +444,9 @@ class PodHandle:
     def start(self, order: StartOrder) -> None:
         """Until it is carried out, or a later ping is answered, the pod is not quiet: its shim may be busy for long."""
         self._asked = None
-        self.command("start", **order.model_dump())
+        if order.devices != self._record.devices:
+            self._keep_record(devices=order.devices)
+        self.command("start", **order.model_dump(exclude={"devices"}))
         if not self.gone:
             self._ordered = order.token, self._numbered
             self.status = self._reported.starting(order.token)
@@ -517,15 +543,73 @@ class PodHandle:
         if status.uid != self.uid:
             self.give_up("its shim sent the status of another pod")
             return
-        self._reported, self._spoke = status, True
+        self._spoke = True
+        if status.phase == "stuck":
+            status = self._end_all(status)
+        elif status.fenced and status.generation != self._fenced and not self._helping:
+            self._fenced = status.generation
+            self._help(self._end_others())
+        self._reported = status
         if self._ordered is not None and self._reported.generation == self._ordered[0]:
             self._ordered = None
         self._show(in_turn=True)
 
+    # -- what a shim may not end
+
+    def _end_all(self, status: PodStatus) -> PodStatus:
+        """Its shim cannot end all that it has started: then root does, and the shim ends with it. What is said of the
+        pod until then: only what survives root's SIGKILL is stuck, and of that a shim's word is no proof."""
+        if self._has_cgroup:
+            self.give_up(NOT_ENDED)
+        elif os.geteuid() != 0:
+            return status.model_copy(update={"reason": f"{status.reason}; {NO_ROOT}"})
+        elif not self._helping:
+            self._help(self._end_tree())
+        found = self._reported.phase == "stuck"  # by root, the last time
+        return status.model_copy(update={"phase": "stuck" if found else "stopping", "reason": self._reported.reason})
+
+    @property
+    def _has_cgroup(self) -> bool:
+        return self._cgroup is not None and self._cgroup.exists
+
+    def _help(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._helping.add(task)
+        task.add_done_callback(self._helping.discard)
+
+    def _tree(self) -> ShimTree:
+        """All that it has started, for want of a cgroup. Raises OSError if there is no descriptor or memory to look."""
+        start = start_time(self._pid)
+        lives = self._pidfd >= 0 and not pidfd_ended(self._pidfd)  # so that start is its own
+        return ShimTree(self._pid, start if lives else None)
+
+    async def _end_others(self) -> None:
+        """Its time is over, and its shim has killed all that it may: root ends what runs as another user."""
+        if os.geteuid() != 0:
+            return
+        try:
+            pids = self._cgroup.pids if self._cgroup is not None and self._has_cgroup else self._tree().pids
+            work = partial(end_others, pids, self._record.owner)
+            await self._endings.run(self._record.owner, f"others in {self.uid}", work, ENDING_LIMIT)
+        except (UntrustedError, OSError) as error:
+            logger.warning("what runs in %s as another user is not ended yet: %s", self.uid, error)
+
+    async def _end_tree(self) -> None:
+        try:
+            work = partial(end_tree, self._tree())
+            left = await self._endings.run(self._record.owner, f"tree of {self.uid}", work, ENDING_LIMIT)
+            why = f"processes {', '.join(map(str, left))} do not end, even with SIGKILL"
+        except (UntrustedError, OSError) as error:
+            left, why = [0], UNSEEN.format(error)
+        if not left:
+            self.give_up(NOT_ENDED)
+        elif self._link is not None:
+            self._set(phase="stuck", reason=f"{NOT_ENDED_YET}, and {why}")
+
     def give_up(self, why: str) -> None:
         """A shim that is of no use is killed: then its pod is gone, and is reported so."""
         logger.error("shim of %s is killed: %s", self.uid, why)
-        self._why_killed = why
+        self._why_killed, self._killed_at = why, self._loop.time()
         self._detach()
         with suppress(OSError):  # it is looked at again when the shim is dead
             self._kill_cgroup()
@@ -546,8 +630,20 @@ class PodHandle:
         if in_turn and (wait := self._changes.spend(1, self._loop.time())):
             self._telling = self._loop.call_later(wait, self._tell)
             return
-        self.status = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
+        now = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
+        self.status = self._with_held(now)
+        if (self.status.phase == "stuck") != self._record.stuck:
+            self._keep_record(stuck=self.status.phase == "stuck")
         self._changed()
+
+    def _with_held(self, status: PodStatus) -> PodStatus:
+        held = self._record.devices if status.phase == "stuck" else ()
+        return status if status.held == held else status.model_copy(update={"held": held})
+
+    def _keep_record(self, **fields: Any) -> None:
+        """For the next agent."""
+        self._record = replace(self._record, **fields)
+        self._keep(self._record)
 
     def _tell(self) -> None:
         self._telling = None
@@ -557,7 +653,7 @@ class PodHandle:
         """Forget the shim and leave it running."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._start, self._sweeping):
+        for task in (self._start, self._sweeping, *self._helping):
             if task is not None:
                 task.cancel()
         self._stop_waiting()

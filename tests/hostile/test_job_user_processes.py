@@ -3,8 +3,10 @@ Each attack is made by a process of another real uid."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,6 +20,7 @@ from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroups_left
 from nodeagent.pods.folder import folder_name
+from nodeagent.shim.gang import STUCK_AFTER
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 from tests.processes import command_line
 
@@ -58,6 +61,8 @@ def without_its_main_thread():
     open('pids/%d' % os.getpid(), 'w').close()
     threading.Thread(target=time.sleep, args=(600,)).start()
     ctypes.CDLL(None).pthread_exit(None)
+def as_another():
+    os.execve("./other", ["./other", "-Sc", "import os\\nos.setresuid(*[os.geteuid()] * 3)\\n" + STEPS], {})
 def chain():
     os.setsid()
     for _ in range(20000):
@@ -72,6 +77,10 @@ time.sleep(600)
 """
 WAYS = {"own_session": 1, "twice": 1, "own_subreaper": 2, "of_a_thread": 1, "without_its_main_thread": 1}
 """How a process leaves its worker's group, and how many come of it. All but the last clear their environment."""
+
+
+OTHER = 100000
+"""A uid that the attacker has a file of with the setuid bit: of /etc/subuid, or an accomplice's."""
 
 
 def _can_run() -> bool:
@@ -101,6 +110,26 @@ def root() -> Iterator[Path]:
         yield root
         for pid in escaped(root):  # only what a failed test has left
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def other(root: Path) -> None:
+    """A program that runs as somebody else, whoever starts it."""
+    program = root / "job" / "other"
+    shutil.copy(Path(SYSTEM_PYTHON).resolve(), program)
+    os.chown(program, OTHER, OTHER)
+    program.chmod(0o4755)
+    (root / "job" / "pids").chmod(0o777)
+
+
+@pytest.fixture(params=["cgroup", "no cgroup"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Whether root has a cgroup of the pod, or only the tree of its processes."""
+    if request.param == "no cgroup":
+        monkeypatch.setattr("nodeagent.pods.cgroup.MOUNTS", ())
+    elif cgroup_of_pod(tmp_path, "key") is None:
+        pytest.skip("needs a cgroup v2 that can be written")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -154,6 +183,46 @@ async def test_what_left_its_session_ends_with_the_granted_time(bench: Bench) ->
     bench.grant(0.5)
     ended = await bench.until(lambda s: s.phase == "exited")
     assert (ended.fenced, escaped(bench.root)) == (True, [])
+
+
+@pytest.mark.usefixtures("other", "where")
+async def test_what_runs_as_another_user_ends_with_the_granted_time(bench: Bench) -> None:
+    """The shim, and its watchdog, may not signal it. It ends before the shim says that something does not."""
+    status = await attack(bench, "as_another", "own_session", count=2, fork_server=False)
+    bench.grant(0.5)
+    ended = await bench.until(lambda s: s.phase == "exited", STUCK_AFTER - 1.0)
+    assert (ended.fenced, escaped(bench.root)) == (True, [])
+    assert ended.shim_pid == status.shim_pid, "nobody else of the pod is harmed"
+
+
+@pytest.mark.usefixtures("other", "where")
+@pytest.mark.parametrize("how", ["stop", "retire"])
+async def test_what_runs_as_another_user_ends_before_its_pod_is_quiet(bench: Bench, how: str) -> None:
+    """Each state of the pod is looked at: none may say that it is stuck, or that nothing of it is left, before."""
+    await attack(bench, "as_another", "own_session", count=2, fork_server=False)
+    if how == "stop":
+        bench.host.stop(UID, 0.2)
+        ended = await bench.until(lambda s: s.quiet or s.phase == "stuck")
+        assert (ended.phase, escaped(bench.root)) == ("gone", [])
+        assert ended.reason == "its shim could not end all that it had started, and was killed with it"
+        return
+    bench.host.retire(UID)
+    await wait_for(lambda: not bench.host.status())
+    assert escaped(bench.root) == []
+
+
+@pytest.mark.usefixtures("other", "where")
+async def test_what_runs_as_another_user_ends_with_the_next_agent(bench: Bench) -> None:
+    """Its time ends while no agent runs."""
+    await attack(bench, "as_another", count=1, fork_server=False)
+    bench.grant(0.5)
+    await bench.host.close()
+    await asyncio.sleep(1.5)
+    assert escaped(bench.root) != []
+    bench.host = bench.new_host()
+    await bench.host.adopt()
+    await wait_for(lambda: not escaped(bench.root), STUCK_AFTER - 2.0)
+    await bench.until(lambda s: s.phase == "exited")
 
 
 async def test_a_generation_has_ended_only_when_what_left_its_session_has(bench: Bench) -> None:

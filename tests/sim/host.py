@@ -27,7 +27,8 @@ class SimHost:
         self._unseen: set[str] = set()
 
     def status(self) -> Mapping[str, PodStatus]:
-        return {uid: self._received(uid, _shown(pod)) for uid, pod in self._machine.pods.items()}
+        found = {uid: self._received(uid, _shown(pod)) for uid, pod in self._machine.pods.items()}
+        return found | self._machine.unending
 
     def _received(self, uid: str, status: PodStatus) -> PodStatus:
         silent_nodes = uid in self._unseen and status.phase != "gone"

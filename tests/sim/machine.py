@@ -236,6 +236,8 @@ class SimMachine:
         """Job, generation and rank of workers that ended here with 0 by themselves: what really happened, likewise."""
         self.were_ready: set[tuple[str, Token, str]] = set()
         """Job, generation and name of places that were ready here, likewise."""
+        self.unending: dict[str, PodStatus] = {}
+        """Pods of which something does not end, as each agent's host shows them."""
         self.grants: dict[str, Grant] = {}
         """The pods' grant records."""
         self._pid = 1000

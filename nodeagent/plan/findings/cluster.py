@@ -191,6 +191,7 @@ def judge_cluster(
         _sick(cluster),
         _kernel_logs(cluster),
         _gpus(cluster),
+        _held(cluster),
         _jobs(cluster, why),
         _versions(cluster),
         _addresses(cluster),
@@ -268,6 +269,19 @@ def _gpus(cluster: Cluster) -> Iterator[Placed]:
             if not gpu.healthy and gpu.uuid not in known and not _unknown(node):
                 what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
                 yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
+
+
+def _held(cluster: Cluster) -> Iterator[Placed]:
+    """Devices that processes have which do not end."""
+    for name, node in sorted(_live(cluster).items()):
+        for uid, devices in sorted(node.facts.held_by.items()):
+            job, ready = cluster.jobs.get(uid), node.readiness.get(uid)
+            why = f" ({ready.reason})" if ready is not None and ready.reason else ""
+            whose, host = job.name if job is not None else uid, node.facts.hostname
+            what = f"processes of job {whose} do not end{why}; nobody is given what they may have: {names(devices)}"
+            drain = f"nodeagentctl drain {name} --reason TEXT"
+            fix = f"on {host}: ps -eo pid,stat,wchan:30,cmd; if it lasts: {drain}, then reboot it"
+            yield f"node/{name}", _warning(what, fix)
 
 
 def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:

@@ -84,7 +84,7 @@ Kinds = Mapping[NodeKind, int]
 def kind_of(node: NodeRecord, used: Collection[str]) -> NodeKind:
     """``used``: its devices that jobs have."""
     facts = node.facts
-    slots = facts.cpu_slots
+    slots, used = facts.cpu_slots, {*used, *facts.held} if facts.held else used
     if any(device.startswith("cpu") for device in used):
         slots = sum(f"cpu{i}" not in used for i in range(slots))
     return NodeKind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)

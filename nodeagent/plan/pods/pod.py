@@ -358,8 +358,11 @@ def while_stopping(case: PodCase) -> PodAction | None:
 
 def _may(case: PodCase, action: PodAction) -> bool:
     """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
-    free for a repair. (Agents that chose these devices before they knew of the repair choose again.)"""
+    free for a repair. (Agents that chose these devices before they knew of the repair choose again.) And a pod that is
+    stuck gives back its place in the job only once all nodes see that its devices are given to nobody."""
     if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release | StartRole):
+        return False
+    if isinstance(action, SendAck) and action.ack.stuck and not _kept_from_others(case):
         return False
     begins = isinstance(action, Promise | Start)
     return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
@@ -582,6 +585,13 @@ def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     if job.phase != "running" or generation is None or node in generation.members:
         return False
     return staying(cluster, job) >= nodes_wanted(cluster, job)
+
+
+def _kept_from_others(case: PodCase) -> bool:
+    """The node's record has the devices that what does not end here may have."""
+    me = case.cluster.nodes.get(case.node)
+    held = me.facts.held.keys() if me is not None else set[str]()
+    return case.status is None or held >= {*case.status.held}
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:

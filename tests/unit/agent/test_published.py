@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from nodeagent.agent.published import dated, pod_states, readiness
+from nodeagent.agent.published import dated, held, pod_states, readiness
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodPhase, PodState, WorkerState
 from nodeagent.model.world import Token
@@ -48,6 +48,12 @@ def test_a_node_without_free_ports_says_so_of_a_pod_that_is_ready_otherwise() ->
     one = readiness({UID: PodStatus(uid=UID, phase="ready", portless="no free port", folder="f1")})[UID]
     assert one == Readiness(state="unfit", reason="no free port", passing=True, portless=True, folder="f1")
     assert not readiness({UID: PodStatus(uid=UID, phase="unfit", reason="why", portless="no")})[UID].portless
+
+
+def test_devices_are_held_for_as_long_as_their_pod_is_stuck() -> None:
+    stuck = PodStatus(uid="u2", phase="stuck", held=("cpu0", "cpu1"))
+    assert held({"u2": stuck, UID: PodStatus(uid=UID, phase="running")}) == {"cpu0": "u2", "cpu1": "u2"}
+    assert held({"u2": PodStatus(uid="u2", phase="gone")}) == {}
 
 
 def test_pods_as_published() -> None:

@@ -295,6 +295,16 @@ def shown_node(name: str) -> dict[str, Any]:
     return node_json(shown.nodes[name], shown, NOW)
 
 
+def holding_node() -> dict[str, Any]:
+    """n2, where processes of a job that is gone do not end."""
+    shown = cluster(job())
+    uid, record = "c7af3cf94311472db447af8b76d71f4d", shown.nodes["n2"]
+    why = "its shim could not end all that it had started, and was killed with it, and processes 462 do not end, even"
+    held = {"facts": record.facts.model_copy(update={"held": {"GPU-n2-1": uid, "cpu0": uid}})}
+    ready = {"readiness": record.readiness | {uid: Readiness(state="unfit", reason=f"{why} with SIGKILL")}}
+    return node_json(record.model_copy(update=held | ready), shown, NOW)
+
+
 def restarting_node(name: str) -> dict[str, Any]:
     """Its agent was asked to end twelve seconds ago."""
     shown = cluster(job())

@@ -74,6 +74,8 @@ CASES: dict[str, Callable[[], list[str]]] = {
     ),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
+    "describe-holding-node": lambda: node_lines(samples.holding_node()),
+    "nodes-holding": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.holding_node()]),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),
     "describe-sick-node": lambda: node_lines(samples.sick_node()),
     "describe-repairing-node": lambda: node_lines(samples.repairing_node()),

@@ -26,12 +26,15 @@ from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.cgroup import PodCgroup
-from nodeagent.pods.folder import PodRecord
+from nodeagent.pods.folder import PodRecord, PodRecords
 from nodeagent.pods.pod import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
+    NO_ROOT,
+    NOT_ENDED,
     READ_MAX,
     PodHandle,
+    SharedByPods,
 )
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
@@ -44,11 +47,12 @@ class Fake:
 
     def __init__(self, folder: Path, sweeper: Sweeper) -> None:
         self.changed = asyncio.Event()
+        self.kept = list[PodRecord]()
         self.ended = list[PodHandle]()
         record = PodRecord("u", os.geteuid(), "m", folder / "logs")
         self.handle = PodHandle(
             record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=self.ended.append,
-            sweeper=sweeper, looks=AsideByOwner(),
+            keep=self.kept.append, shared=SharedByPods(sweeper, AsideByOwner()),
         )  # fmt: skip
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()
@@ -419,6 +423,77 @@ async def test_a_shim_that_does_not_end_is_reported_and_its_workers_are_swept(
         shim.process.kill()
         look.left = []
         await shim.until(lambda: shim.handle.status.phase == "gone")
+
+
+async def test_what_a_shim_cannot_end_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of it is no proof: its pod is never stuck by that."""
+    monkeypatch.setattr(PodCgroup, "exists", True)
+    monkeypatch.setattr(PodCgroup, "kill", lambda _: [])
+    async with fake(tmp_path) as shim:
+        shim.handle._cgroup = PodCgroup(tmp_path / "none")
+        seen = list[str]()
+
+        def see() -> None:
+            seen.append(shim.handle.status.phase)
+            shim.changed.set()
+
+        shim.handle._changed = see
+        shim.say()
+        shim.say(phase="stuck", reason="processes 1 do not end")
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert seen == ["running", "stopping", "gone"]
+        assert shim.handle.status.reason == NOT_ENDED
+
+
+async def test_what_survives_root_holds_its_devices_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [7]
+    monkeypatch.setattr(PodCgroup, "exists", True)
+    monkeypatch.setattr(PodCgroup, "kill", lambda _: left)
+    monkeypatch.setattr(PodCgroup, "remove", lambda _: None)
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
+    async with fake(tmp_path) as shim:
+        shim.handle._cgroup = PodCgroup(tmp_path / "none")
+        shim.handle.start(order(1).model_copy(update={"devices": ("cpu3", "cpu4")}))
+        shim.say(phase="stuck", generation={"number": 1, "id": "g1"})
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        assert shim.handle.status.reason == f"{NOT_ENDED}, and processes 7 do not end, even with SIGKILL"
+        assert [*shim.handle.status.held] == ["cpu3", "cpu4"]
+        assert [(record.devices, record.stuck) for record in shim.kept] == [
+            (("cpu3", "cpu4"), False), (("cpu3", "cpu4"), True),
+        ]  # fmt: skip
+        left.clear()
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert not shim.handle.status.held
+        assert not shim.kept[-1].stuck
+
+
+async def test_the_next_agent_holds_them_from_the_beginning(tmp_path: Path) -> None:
+    record = PodRecord("u", os.geteuid(), "m", tmp_path / "logs", None, ("cpu3",), stuck=True)
+    records = PodRecords(tmp_path)
+    records.write(record)
+    (again,) = records.all().values()
+    assert again == record
+    handle = PodHandle(
+        again, tmp_path, "unknown", changed=lambda: None, swept=lambda: None, ended=lambda _: None,
+        keep=lambda _: None, shared=SharedByPods(Sweeper(), AsideByOwner()),
+    )  # fmt: skip
+    assert (handle.status.phase, handle.status.held) == ("stuck", ("cpu3",))
+
+
+async def test_without_root_a_shims_word_stands_and_says_that_nobody_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake(tmp_path) as shim:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        shim.say(phase="stuck", reason="processes 1 do not end", held=["cpu9"])
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        assert shim.handle.status.reason == f"processes 1 do not end; {NO_ROOT}"
+        assert shim.handle.status.held == (), "that is not the shim's to say"
+        shim.say(phase="exited")
+        await shim.until(lambda: shim.handle.status.phase == "exited")
 
 
 async def test_a_pod_that_is_retired_while_it_is_swept_ends_and_is_not_started_meanwhile(tmp_path: Path) -> None:

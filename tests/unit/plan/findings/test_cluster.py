@@ -165,6 +165,17 @@ def test_gpus_that_are_left_out() -> None:
     assert line == "warning node/n1: GPU 1 (GPU-1) is left out: Xid 79 | on host1: nvidia-smi -q -i GPU-1"
 
 
+def test_devices_that_processes_have_which_do_not_end_are_named() -> None:
+    unfit = Readiness(state="unfit", reason="processes 7 do not end, even with SIGKILL")
+    cluster = make_cluster([make_node("n1", ready={"gone": unfit}), "n2"])
+    (line,) = reported(changed(cluster, "n1", held={"cpu0": "gone", "cpu1": "gone"}, hostname="host1"))
+    assert line == (
+        "warning node/n1: processes of job gone do not end (processes 7 do not end, even with SIGKILL); nobody is "
+        "given what they may have: cpu0, cpu1 | on host1: ps -eo pid,stat,wchan:30,cmd; if it lasts: nodeagentctl "
+        "drain n1 --reason TEXT, then reboot it"
+    )
+
+
 def test_sick_nodes_are_named_with_what_repairs_them() -> None:
     lost = verdict(device="GPU-n1-0")
     cluster = make_cluster([make_node("n1", gpus=1, health=[lost]), "n2"])

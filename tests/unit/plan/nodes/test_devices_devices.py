@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.node import Gpu, NodeRecord
-from nodeagent.plan.nodes.candidates import offer
+from nodeagent.plan.nodes.candidates import NodeKind, kind_of, offer
 from nodeagent.plan.nodes.devices import pick
 from nodeagent.plan.placing.places import Site, lay_out
 from tests.unit.plan.build import REPEATABLE, make_node, make_spec
@@ -44,6 +44,16 @@ def test_each_once_and_never_more_numa_nodes_than_need_be(numa: list[int], count
     sizes = sorted((numa.count(n) for n in set(numa)), reverse=True)
     least = next(i for i in range(1, len(sizes) + 1) if sum(sizes[:i]) >= len(chosen))
     assert len({numa[int(g[1:])] for g in chosen}) == least
+
+
+def test_what_processes_have_that_do_not_end_is_given_to_nobody() -> None:
+    node = make_node("n1", slots=2, gpus=2)
+    facts = node.facts.model_copy(update={"held": {"GPU-n1-0": "gone", "cpu1": "gone"}})
+    assert facts.devices() == facts.devices({"GPU-n1-0"}) == ("GPU-n1-1", "cpu0")
+    assert kind_of(node.model_copy(update={"facts": facts}), ()) == NodeKind(2, 1, 1)
+    role = make_spec(workers=2, gpus=1).role
+    assert offer(role, facts, (), ()) == "has 1 free GPUs, 2 needed"
+    assert offer(role, node.facts, (), ()) == ("GPU-n1-0", "GPU-n1-1")
 
 
 def test_a_part_of_a_node_and_places_of_roles_are_taken_so() -> None:

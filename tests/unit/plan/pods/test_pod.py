@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
-from nodeagent.model.node import Incarnation
+from nodeagent.model.node import Incarnation, NodeRecord
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Generation, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.pods.pod import (
@@ -297,6 +297,24 @@ def test_a_stuck_pod_lets_the_others_go_on_without_this_node() -> None:
     ack = act(ended, stuck)
     assert isinstance(ack, SendAck)
     assert ack.ack.stuck
+
+
+def test_a_stuck_pod_gives_way_only_once_its_devices_are_given_to_nobody() -> None:
+    """Before, they went to the next job while what did not end had them."""
+    stuck = status("stuck", generation=OLD, held=("cpu0", "cpu1"))
+    ended = make_job("stopped", make_generation(["n1"], state="ended", holders=["n1"]), active=1)
+    for job in (ended, forming(("n1",), members=("n2",))):
+        for held, gives_way in (((), False), (("cpu0",), False), (("cpu0", "cpu1"), True)):
+            nodes = [holding("n1", *held), make_node("n2")]
+            cluster, incarnation = make_cluster(nodes, job), Incarnation(life=life("n1"), start=3)
+            actions = plan_pods(cluster, "n1", incarnation, {UID: stuck}, 2)
+            acks = [action.ack.stuck for action in actions if isinstance(action, SendAck)]
+            assert acks == ([True] if gives_way else [])
+
+
+def holding(name: str, *devices: str) -> NodeRecord:
+    node = make_node(name)
+    return node.model_copy(update={"facts": node.facts.model_copy(update={"held": dict.fromkeys(devices, UID)})})
 
 
 # --- active
