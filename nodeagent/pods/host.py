@@ -64,6 +64,7 @@ from nodeagent.pods.folder import (
 )
 from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
 from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle, SharedByPods
+from nodeagent.pods.speech import SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
@@ -126,7 +127,7 @@ class ShimHost:
         self._looks = AsideByOwner()
         """At what is the pods' users'."""
         self._clearing = Clearing(how.unit, self._looks, self._in_use)
-        self._promised, self._shared = OneAside(), SharedByPods(Sweeper(), self._looks)
+        self._promised, self._shared = OneAside(), SharedByPods(Sweeper(), self._looks, SpeechByOwner())
         self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:

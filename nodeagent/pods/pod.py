@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.others import ShimTree, end_others, end_tree
+from nodeagent.pods.speech import SpeechByOwner, is_progress
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX, VERSION
 
@@ -49,6 +51,9 @@ LINES_AT_ONCE, LINES_PER_SECOND = 8192.0, 400.0
 """Lines of a shim that are read as they come, and in the long run, a KiB counted as another line: beyond them it waits.
 One that never stops speaking costs the loop some hundredths of a core; one of a thousand workers says 130 KiB at a
 time, a few dozen times while its gang is formed again."""
+LINES_IN_A_TURN = 4
+"""Lines of a shim that are handled in one turn of the loop: each of a hundred pods may have as many, and a turn is to
+take some hundredths of a second."""
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 64.0, 5.0
 """The same of changes of a status that the agent acts on, which the whole cluster may hear of: those beyond them it
 sees together."""
@@ -124,6 +129,7 @@ class SharedByPods:
     sweeper: Sweeper
     looks: AsideByOwner
     """At what is the pods' users'."""
+    speech: SpeechByOwner
     endings: AsideByOwner = field(default_factory=AsideByOwner)
     """Root's part in ending pods: it waits for nothing of a user's, as looks may."""
 
@@ -154,6 +160,8 @@ class PodHandle:
         self._waiting: list[dict[str, Any]] = []
         self._in, self._out = bytearray(), bytearray()
         """Grown and cut at their ends only: a shim says, and hears, as little at a time as it likes."""
+        self._unhandled = deque[bytes]()
+        """Lines that were read."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._pid = 0
@@ -172,6 +180,7 @@ class PodHandle:
         self._fenced: Token | None = None
         """The generation in whose fence that was done last."""
         self._sweeper, self._looks, self._endings, self._keep = shared.sweeper, shared.looks, shared.endings, keep
+        self._speech = shared.speech.of(record.owner)
         self._sweeping: asyncio.Task[None] | None = None
         self._started_here = self._spoke = False
         self._pinged = self._numbered = 0
@@ -380,6 +389,7 @@ class PodHandle:
 
     def _detach(self) -> None:
         self._stop_waiting()
+        self._unhandled.clear()
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
@@ -400,25 +410,35 @@ class PodHandle:
         if not data:
             self._lost()
             return
-        lines, (first, *later) = [], data.split(b"\n")  # later ones are shorter than what is read at a time
+        first, *later = data.split(b"\n")  # later ones are shorter than what is read at a time
         self._in += first
         if len(self._in) > LINE_MAX:
             self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
             return
         for part in later:
-            lines.append(bytes(self._in))
+            self._unhandled.append(bytes(self._in))
             self._in = bytearray(part)
-        for line in lines:
-            if self._link is not None:
-                self._receive(line)
-        wait = self._lines.spend(len(lines) + len(data) / 1024, self._loop.time())
-        if wait and self._link is not None:
-            self._loop.remove_reader(self._link)
-            self._resuming = self._loop.call_later(wait, self._read_again)
+        self._handle(len(data) / 1024)
 
-    def _read_again(self) -> None:
+    def _handle(self, spent: float = 0.0) -> None:
+        """Some of the lines that were read. ``spent``: what reading them counts. Until the rest may be handled, no more
+        is read."""
+        for _ in range(min(LINES_IN_A_TURN, len(self._unhandled))):
+            if self._link is None:
+                return
+            spent += 1
+            self._receive(self._unhandled.popleft())
+        now = self._loop.time()
+        wait = max(self._lines.spend(spent, now), self._speech.lines.spend(spent, now))
+        if self._link is not None and (wait or self._unhandled):
+            self._loop.remove_reader(self._link)
+            self._resuming = self._loop.call_later(wait, self._go_on)
+
+    def _go_on(self) -> None:
         self._resuming = None
-        if self._link is not None:
+        if self._link is not None and self._unhandled:
+            self._handle()
+        if self._link is not None and self._resuming is None:
             self._loop.add_reader(self._link, self._readable)
 
     def _lost(self) -> None:
@@ -549,10 +569,11 @@ class PodHandle:
         elif status.fenced and status.generation != self._fenced and not self._helping:
             self._fenced = status.generation
             self._help(self._end_others())
-        self._reported = status
-        if self._ordered is not None and self._reported.generation == self._ordered[0]:
+        before, self._reported = self._reported, status
+        ordered = self._ordered is not None and status.generation == self._ordered[0]
+        if ordered:
             self._ordered = None
-        self._show(in_turn=True)
+        self._show(in_turn=True, progress=not ordered and is_progress(status, before))
 
     # -- what a shim may not end
 
@@ -623,13 +644,20 @@ class PodHandle:
         self._reported, self._ordered = self._reported.model_copy(update=fields), None
         self._show()
 
-    def _show(self, *, in_turn: bool = False) -> None:
-        """``in_turn``: at the shim's word, which may be another one without end."""
+    def _show(self, *, in_turn: bool = False, progress: bool = False) -> None:
+        """``in_turn``: at the shim's word, which may be another one without end. ``progress``: of its workers only."""
         if in_turn and self._telling is not None:
+            return
+        if in_turn and progress:
+            self._speech.later(self, self._show)
             return
         if in_turn and (wait := self._changes.spend(1, self._loop.time())):
             self._telling = self._loop.call_later(wait, self._tell)
             return
+        if in_turn and not self._speech.changes.may(self._loop.time()):
+            self._speech.later(self, self._show)
+            return
+        self._speech.forget(self)
         now = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
         self.status = self._with_held(now)
         if (self.status.phase == "stuck") != self._record.stuck:
@@ -656,6 +684,7 @@ class PodHandle:
         for task in (self._start, self._sweeping, *self._helping):
             if task is not None:
                 task.cancel()
+        self._speech.forget(self)
         self._stop_waiting()
         self._unwatch()
         self._detach()

@@ -13,7 +13,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,14 @@ from nodeagent.pods.folder import PodRecord, PodRecords
 from nodeagent.pods.pod import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
+    LINES_IN_A_TURN,
     NO_ROOT,
     NOT_ENDED,
     READ_MAX,
     PodHandle,
     SharedByPods,
 )
+from nodeagent.pods.speech import SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
 
@@ -45,14 +47,14 @@ BOUND = 20.0
 class Fake:
     """A handle whose shim is a process that does nothing, and whose socket the test speaks on."""
 
-    def __init__(self, folder: Path, sweeper: Sweeper) -> None:
+    def __init__(self, folder: Path, sweeper: Sweeper, speech: SpeechByOwner | None = None) -> None:
         self.changed = asyncio.Event()
         self.kept = list[PodRecord]()
         self.ended = list[PodHandle]()
         record = PodRecord("u", os.geteuid(), "m", folder / "logs")
         self.handle = PodHandle(
             record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=self.ended.append,
-            keep=self.kept.append, shared=SharedByPods(sweeper, AsideByOwner()),
+            keep=self.kept.append, shared=SharedByPods(sweeper, AsideByOwner(), speech or SpeechByOwner()),
         )  # fmt: skip
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()
@@ -74,8 +76,10 @@ class Fake:
 
 
 @asynccontextmanager
-async def fake(folder: Path, sweeper: Sweeper | None = None) -> AsyncIterator[Fake]:
-    made = Fake(folder, sweeper or Sweeper())
+async def fake(
+    folder: Path, sweeper: Sweeper | None = None, speech: SpeechByOwner | None = None
+) -> AsyncIterator[Fake]:
+    made = Fake(folder, sweeper or Sweeper(), speech)
     try:
         yield made
     finally:
@@ -125,6 +129,78 @@ async def test_the_last_status_of_many_is_not_lost(tmp_path: Path) -> None:
             shim.say(reason=f"word {n}")
         last = f"word {int(CHANGES_AT_ONCE) + 4}"
         await shim.until(lambda: shim.handle.status.reason == last)
+
+
+async def test_pods_of_one_user_are_read_no_more_than_a_few_would_be(tmp_path: Path) -> None:
+    """Sixty-four pods, of which each said what one may, had all of the agent's loop."""
+    speech, received = SpeechByOwner(), 0
+    speech.of(os.geteuid()).lines = Allowance(300, 100)
+
+    def count(line: bytes) -> None:
+        nonlocal received
+        received += 1
+
+    async with AsyncExitStack() as opened:
+        shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(8)]
+        other = await opened.enter_async_context(fake(tmp_path))
+        loop, sending = asyncio.get_running_loop(), []
+        for shim in shims:
+            shim.handle._receive = count  # type: ignore[method-assign]
+            sending.append(loop.run_in_executor(None, _send, shim, b'{"v":1,"echo":0}\n' * 20_000))
+        began = loop.time()
+        await asyncio.sleep(1.0)
+        other.say(phase="exited")
+        asked = loop.time()
+        await other.until(lambda: other.handle.status.phase == "exited")
+        assert loop.time() - asked < 1.0, "another user's pods are none of theirs"
+        assert 0 < received <= 300 + 100 * (loop.time() - began) + len(shims) * LINES_IN_A_TURN
+        for shim in shims:
+            shim.theirs.shutdown(socket.SHUT_RDWR)
+        await asyncio.gather(*sending)
+
+
+async def test_changes_of_many_pods_of_one_user_are_seen_together(tmp_path: Path) -> None:
+    speech, count = SpeechByOwner(), 0
+    speech.of(os.geteuid()).changes = Allowance(4, 0.001)
+
+    def tell() -> None:
+        nonlocal count
+        count += 1
+
+    async with AsyncExitStack() as opened:
+        shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(4)]
+        for n in range(8):
+            for shim in shims:
+                shim.say(reason=f"word {n}")
+        for shim in shims:
+            shim.handle._changed = tell
+        async with asyncio.timeout(BOUND):
+            while any(shim.handle.status.reason != "word 7" for shim in shims):  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0.005)
+        assert count <= 4 + 2 * len(shims)
+
+
+async def test_progress_is_shown_a_little_later_and_the_end_of_a_worker_at_once(tmp_path: Path) -> None:
+    """A shim tells at each ping how far its workers are: for ever, and of that a user's allowance is not spent."""
+    worker: dict[str, object] = {"rank": 0, "local_rank": 0, "pid": 5, "state": "running"}
+    speech = SpeechByOwner()
+    speech.of(os.geteuid()).changes = Allowance(2, 0.001)
+    async with fake(tmp_path, speech=speech) as shim:
+        shim.say(workers=[worker])
+        await shim.until(lambda: shim.handle.status.workers)
+        shim.changed.clear()
+        for step in range(20):
+            shim.say(workers=[worker | {"step": step}], snapshot_bytes=step)
+        async with asyncio.timeout(BOUND):
+            while shim.handle._reported.snapshot_bytes != 19:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0)
+        shim.say(workers=[worker | {"step": 20, "state": "exited", "exit": 1}])
+        async with asyncio.timeout(BOUND):
+            while shim.handle._reported.workers[0].state != "exited":  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0)
+        assert shim.handle.status.workers[0].state == "exited"
+        shim.say(workers=[worker | {"step": 21, "state": "exited", "exit": 1}])
+        await shim.until(lambda: shim.handle.status.workers[0].step == 21)
 
 
 def order(number: int) -> StartOrder:
@@ -243,7 +319,7 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
                 await asyncio.sleep(0)
                 most = max(most, received - before)
         await sending
-        assert most <= READ_MAX // len(line) + 1
+        assert most <= LINES_IN_A_TURN < READ_MAX // len(line)
 
 
 async def test_a_line_that_comes_in_small_pieces_is_not_copied_for_each(tmp_path: Path) -> None:
@@ -478,7 +554,7 @@ async def test_the_next_agent_holds_them_from_the_beginning(tmp_path: Path) -> N
     assert again == record
     handle = PodHandle(
         again, tmp_path, "unknown", changed=lambda: None, swept=lambda: None, ended=lambda _: None,
-        keep=lambda _: None, shared=SharedByPods(Sweeper(), AsideByOwner()),
+        keep=lambda _: None, shared=SharedByPods(Sweeper(), AsideByOwner(), SpeechByOwner()),
     )  # fmt: skip
     assert (handle.status.phase, handle.status.held) == ("stuck", ("cpu3",))
 
