@@ -280,9 +280,9 @@ class Shim:
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
-            gang.refused = "the order to start came too late"
+            gang.refused, gang.fenced = "the order to start came too late", True
         elif boottime() >= grant.until:
-            gang.refused = "nobody has granted this pod time"
+            gang.refused, gang.fenced = "nobody has granted this pod time", True
         elif not fit:
             gang.refused = self.preparation.reason
         if gang.refused:

@@ -267,6 +267,7 @@ async def test_refused_starts(tmp_path: Path) -> None:
         status = await bench.until(lambda s: s.generation == token(3) and s.refused)
         assert (status.phase, status.workers, status.exits) == ("exited", (), ())
         assert "too late" in status.refused
+        assert status.fenced, "no fault of the job's"
         bench.host.start(UID, bench.order(3))  # twice
         bench.host.start(UID, bench.order(2))  # lower
         bench.host.promise(UID, token(5), False)
@@ -289,6 +290,7 @@ async def test_refused_starts(tmp_path: Path) -> None:
         bench.host.start(UID, bench.order(6))
         status = await bench.until(lambda s: s.generation == token(6) and s.refused)
         assert "nobody has granted this pod time" in status.refused
+        assert status.fenced
 
 
 async def test_hooks(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def _of_ranks(stall: Stall, ranks: range) -> Stall:
 
 def read_report(status: PodStatus) -> PodReport | None:
     """What a started pod has to say; None while its workers run and get on."""
+    if status.refused and status.fenced:  # its time was over before its workers could start: no fault of the job's
+        return PodReport(state="fenced", reason=status.refused)
     if status.refused:
         reason, output = without_output(status.refused)
         return PodReport(state="refused", reason=reason, error=output)

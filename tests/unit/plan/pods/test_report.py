@@ -11,6 +11,7 @@ import pytest
 from nodeagent.model.pod import RankFacts, Stall, WorkerState
 from nodeagent.model.world import BRIEF, MOST_ALONE, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.failure.blame import blame, is_victim
+from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.pods.report import (
     STALL_TEXT,
     STALL_TEXTS,
@@ -24,7 +25,7 @@ from nodeagent.plan.pods.report import (
 )
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import report_arguments
-from tests.unit.plan.build import UID, make_exit
+from tests.unit.plan.build import UID, make_cluster, make_exit, make_generation, make_job
 
 ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)
 
@@ -42,6 +43,20 @@ def test_what_a_hook_printed_is_apart_from_why_the_pod_could_not_start(refused: 
     """The reason is shown to everybody."""
     status = PodStatus.model_validate({"uid": "u", "phase": "exited", "refused": refused})
     assert read_report(status) == PodReport(state="refused", reason=reason, error=error)
+
+
+def test_a_start_that_came_too_late_is_no_fault_of_the_jobs() -> None:
+    late = "the order to start came too late"
+    status = PodStatus.model_validate({"uid": "u", "phase": "exited", "refused": late, "fenced": True})
+    report = read_report(status)
+    assert report == PodReport(state="fenced", reason=late)
+    assert report is not None
+    numbered = report.model_copy(update={"seq": 1})
+    job = make_job("running", make_generation(["n1", "n2"], reports={"n2": numbered}))
+    fault = find_fault(make_cluster(["n1", "n2"], job), job, 1.0)
+    assert fault is not None
+    assert (fault.cause.kind, fault.spend.counts, fault.fail) == ("fenced", False, "")
+    assert late in fault.cause.text
 
 
 @pytest.mark.parametrize(
