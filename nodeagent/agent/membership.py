@@ -299,7 +299,7 @@ class Membership:
         self._snapshot.absorb(reply, now, [job.uid for job in runs])
         if self._snapshot.beyond and self._snapshot.beyond != before:
             self._log.error(
-                "the store has more records than any cluster, and the surplus is not read: somebody has written them",
+                "the store has more records than an agent reads, and the surplus is not read: see nodeagentctl doctor",
                 of=self._snapshot.beyond,
             )
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000

@@ -327,6 +327,14 @@ def may_submit(who: Caller, user: str, jobs: JobsConfig) -> None:
             f"{who.name} acts as no user, so no job can be its own",
             "use a token that has `user:` in the agent's tokens file; nothing was submitted",
         )
+    if who.name == str(who.uid) and not who.trusted and user_id(who.name) is None:
+        raise ApiError(
+            "permission",
+            f"uid {who.uid} has no name in the user database of this node, so no node could run a job as it (a "
+            "subordinate uid of a user namespace has none)",
+            "submit as the user that you logged in as; if `id -un` names no user there either, ask an operator for an "
+            "account; nothing was submitted",
+        )
     if user not in (who.name, str(who.uid)) and not who.trusted:
         raise ApiError(
             "permission",

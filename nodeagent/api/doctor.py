@@ -18,10 +18,10 @@ from nodeagent.agent.gauges import busy_nodes, node_state
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
-from nodeagent.api.limits import JobSizes, limits_json, owned, unlimited
+from nodeagent.api.limits import JobSizes, filled, limits_json, owned, room_of_users, unlimited
 from nodeagent.api.published import cuts_of
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import Quota
+from nodeagent.model.job import Filled, Quota
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.spec.sections import serves
 
@@ -53,7 +53,14 @@ class DoctorRoutes:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
         from nodeagent.doctor.cluster import StoreLooker, report
-        from nodeagent.plan.findings.cluster import judge_agent, judge_cuts, judge_peers, judge_recovery
+        from nodeagent.plan.findings.cluster import (
+            judge_agent,
+            judge_cuts,
+            judge_peers,
+            judge_recovery,
+            judge_room,
+            largest,
+        )
         from nodeagent.plan.findings.host import judge_host
 
         if self._store is None:
@@ -66,10 +73,14 @@ class DoctorRoutes:
             self._peers() if wanted else _none(),
             cuts_of(view, view.cluster().jobs.values()),
         )
-        found: list[Placed] = [(here, f) for f in (*judge_agent(self._standing()), *judge_host(host))]
+        room = room_of_users()
+        have = await self._filled(auth.database(request))
+        standing = self._standing().model_copy(update={"most": tuple(largest(have, room))})
+        found: list[Placed] = [(here, f) for f in (*judge_agent(standing), *judge_host(host))]
         found += [("store", f) for f in store]
         found += judge_recovery(view.health().store_waits)
         found += await self._cluster()
+        found += judge_room(have, room)
         found += await self._users(auth.database(request))
         found += judge_cuts(cuts, time.time())
         found += judge_peers(view.node, peers)
@@ -131,6 +142,12 @@ class DoctorRoutes:
         asked = {names.shown(key) if isinstance(key, int) else key: why for key, why in refused.items()}
         by_name = {names.shown(owner): found for owner, found in have.items()}
         return judge_users(view.node, by_name, Quota(jobs=limits.jobs, bytes=limits.job_bytes), asked)
+
+    async def _filled(self, names: UserDatabase) -> dict[str, Filled]:
+        """What each owner's jobs take of what agents read, by name."""
+        have = await filled(self.view, self._sizes)
+        await names.learn(have)
+        return {names.shown(owner): found for owner, found in have.items()}
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
         """One look at a time, whose answer all get who ask meanwhile: it connects to every node."""

@@ -134,6 +134,11 @@ _REFUSED = {
     "name_taken": ("state", "a name is one job's while it is live: see nodeagentctl get"),
     "stopping": ("stopping", "ask again in a moment, or choose another name"),
     "limit": ("limit", "delete jobs that are not needed any more (nodeagentctl get), or ask an operator"),
+    "full": (
+        "limit",
+        "delete jobs of yours that are not needed any more, ended ones too (nodeagentctl get, nodeagentctl delete "
+        "JOB), or ask those who have most, or an operator, to do so; then submit again",
+    ),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
     "not_live": ("state", "see nodeagentctl nodes, then ask again"),
     "recovering": ("recovering", "running jobs go on undisturbed; ask again when that is over"),

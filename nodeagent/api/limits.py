@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller, UserDatabase, in_group
-from nodeagent.api.errors import ApiError
+from nodeagent.api.errors import ApiError, from_refused
 from nodeagent.api.serializers import Json
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import TERMINAL, JobRecord, Owned, Quota
+from nodeagent.model.job import TERMINAL, Filled, JobRecord, Owned, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.sections import LimitsConfig
-from nodeagent.store.base import StoreUnavailableError
+from nodeagent.store import client
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.recordroom import OF_USERS
 
 RESTART_WINDOW = 3600.0
 """The shortest window in which restarts are counted, if the site limits them: a shorter window would be no limit."""
+_UID = re.compile(r"\buid (\d{1,10})\b")
+"""Of a user, in the store's sentence."""
 
 
 def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:
@@ -103,6 +108,22 @@ def within_quota(who: Caller, quota: Quota, new: Sequence[tuple[JobSpec, int]]) 
         )
 
 
+async def no_room(refused: StoreRefusedError, names: UserDatabase) -> ApiError:
+    """The store's refusal of what all jobs leave no room for, with the names of the users who have most."""
+    await names.learn({int(uid) for uid in _UID.findall(str(refused))})
+
+    def named(found: re.Match[str]) -> str:
+        name = names.shown(int(found[1]))
+        return found[0] if name == found[1] else name
+
+    return from_refused(StoreRefusedError(refused.code, _UID.sub(named, str(refused))))
+
+
+def room_of_users() -> Filled:
+    """What all users together may fill."""
+    return Filled(int(OF_USERS * client.MOST_JOBS), int(OF_USERS * client.MOST_OF_JOBS))
+
+
 def limits_json(limits: LimitsConfig) -> Json:
     """The values in force at one agent; None if there is no limit. Numbers are counts, bytes and (``requests``)
     requests a second."""
@@ -118,7 +139,7 @@ class JobSizes:
     """What the specs of jobs take in the store, each written once: at the limit they are megabytes. ``most``: jobs that
     are remembered."""
 
-    def __init__(self, most: int = 10_000, size: Callable[[JobSpec], int] = spec_bytes) -> None:
+    def __init__(self, most: int = client.MOST_JOBS, size: Callable[[JobSpec], int] = spec_bytes) -> None:
         self._most, self._size = most, size
         self._sizes: dict[str, int] = {}
         """By uid, the newest asked for last. A job's spec never changes."""
@@ -167,6 +188,14 @@ async def owned(view: AgentView, sizes: JobSizes, owners: Collection[int]) -> di
         owner: Owned(sum(job.phase not in TERMINAL for job in own), await sizes.of(own) + past.get(owner, 0))
         for owner, own in jobs.items()
     }
+
+
+async def filled(view: AgentView, sizes: JobSizes) -> dict[int, Filled]:
+    """What each owner's jobs in the view take, operators' too."""
+    jobs: dict[int, list[JobRecord]] = {}
+    for job in view.cluster().jobs.values():
+        jobs.setdefault(job.owner, []).append(job)
+    return {owner: Filled(len(own), await sizes.of(own)) for owner, own in jobs.items()}
 
 
 async def unlimited(view: AgentView, names: UserDatabase, job: JobRecord) -> bool:

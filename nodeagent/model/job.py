@@ -222,6 +222,15 @@ class Owned(NamedTuple):
     """As in the quota, of all stored jobs: those of the history, too."""
 
 
+class Filled(NamedTuple):
+    """What jobs take of what agents read."""
+
+    jobs: int
+    """Those that have ended too, until they are in the history."""
+    bytes: int
+    """Of their specs."""
+
+
 class JobRecord(Record):
     """Everything about one job."""
 

@@ -110,7 +110,8 @@ class StoreRefusedError(StoreError):
     out of min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``,
     ``ended``, ``version``, ``recovering`` (the store decides nothing until every agent had time to offer what it
     knows), ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (the store
-    belongs to another cluster), ``far`` (an offer's revision or served time comes from a damaged store).
+    belongs to another cluster), ``full`` (the jobs of all users together leave no room for these: see
+    ``recordroom``), ``far`` (an offer's revision or served time comes from a damaged store).
     """
 
     def __init__(self, code: str, text: str, left: str = "0") -> None:

@@ -53,7 +53,7 @@ from nodeagent.store.messages import (
     Woken,
 )
 from nodeagent.store.nodetable import NodeTable
-from nodeagent.store.recordroom import RecordRoom
+from nodeagent.store.recordroom import RecordRoom, submit_room
 from nodeagent.store.scripts import (
     always,
     beat_brings_jobs,
@@ -703,6 +703,7 @@ def _submitted(
         "did": did,
         "era": era,
         "quota": None if quota is None else quota.model_dump(),
+        "room": submit_room(MOST_JOBS, MOST_OF_JOBS, limited=quota is not None),
         "claims": None if claims is None else claims.model_dump(),
     }
 

@@ -5,6 +5,27 @@ Must never know what a record means.
 
 from __future__ import annotations
 
+OF_USERS, OF_FEW, OF_OPERATORS = 1 / 2, 5 / 8, 3 / 4
+"""Shares of what agents read: up to the first all users together may submit jobs, up to the second those of them who
+have few, up to the third operators. The rest is left for what records grow to when their gangs form, run and fail."""
+FEW = 1 / 256
+"""The share up to which a user has few jobs: 64 of them, 256 KiB of specs."""
+
+
+def submit_room(jobs: int, characters: int, *, limited: bool) -> dict[str, dict[str, int]]:
+    """What there may be of jobs after a submit, where agents read so many ``jobs`` of so many ``characters``: a count
+    and bytes for each of the cases that the step tells apart. ``limited``: a user submits, no operator."""
+
+    def share(of: float) -> dict[str, int]:
+        return {"jobs": int(of * jobs), "bytes": int(of * characters)}
+
+    return {
+        "read": share(1),
+        "most": share(OF_USERS if limited else OF_OPERATORS),
+        "few": share(OF_FEW if limited else OF_OPERATORS),
+        "little": share(FEW),
+    }
+
 
 class RecordRoom:
     """Which records of a kind have room: so many (``most``), of so many ``characters`` together."""

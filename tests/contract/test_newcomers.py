@@ -259,13 +259,15 @@ async def fields(bench: Bench, node: str) -> list[str]:
 async def test_of_jobs_that_somebody_invents_no_more_are_read_than_there_is_room_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST_JOBS", 2)
     await bench.up("n1")
     for number in range(4):
         await bench.submit(f"u{number}", name=f"job{number}")
+    monkeypatch.setattr(client, "MOST_JOBS", 2)
     first = await newcomer(bench)
     assert ([job.uid for job in first.jobs], first.beyond, first.unread) == (["u0", "u1"], ("jobs",), ())
-    await bench.submit("u4", name="job4")
+    with monkeypatch.context() as more:
+        more.setattr(client, "MOST_JOBS", 16)
+        await bench.submit("u4", name="job4")
     job = await bench.job("u1")
     await bench.store.control("u1", 1, job.control, "r9", "JobChanged", "changed")
     news = await bench.beat("n1", rev=first.rev, era=first.era)

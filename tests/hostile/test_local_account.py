@@ -1,6 +1,6 @@
 """An account on a node, without any rights: a second uid that does its worst over the agent's socket.
 
-Each test gives the attacker a process of its own under a uid that nobody knows. Whatever it sends, an ordinary user's
+Each test gives the attacker a process of its own under another uid. Whatever it sends, an ordinary user's
 requests go on, and each refusal is a sentence that names what refused it. (What a stranger may read and change at all
 is in tests/integration/test_api_users.py.)
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -19,13 +20,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from nodeagent.api.auth import name_of
 from nodeagent.ctl.main import cli
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
+from nodeagent.store import client
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
-ATTACKER, ORDINARY = 54321, 54322
+ATTACKER, ACCOMPLICE, ORDINARY = (pwd.getpwnam(name).pw_uid for name in ("games", "news", "mail"))
+"""Accounts that every Debian has, and nobody uses."""
+NAME = name_of(ATTACKER)
+UNNAMED = 100_001
+"""As of a user namespace: `newuidmap` gives a user thousands of such."""
 LIMITS = LimitsConfig(jobs=20, requests=400, concurrent=12, followers=4)
 """Small ones, so that the tests are quick; ``requests`` is lowered where it is what is tried."""
 BOUND = 60
@@ -85,7 +92,7 @@ def ordinary_goes_on(agent: LiveAgent) -> None:
 
 
 def submission(name: str, uid: int, **more: Any) -> tuple[str, str, str]:
-    asked = spec(name, user=str(uid), **more).model_dump(mode="json")
+    asked = spec(name, user=name_of(uid), **more).model_dump(mode="json")
     return "POST", "/v1/jobs", json.dumps({"spec": asked, "request_id": f"r-{name}"})
 
 
@@ -106,7 +113,7 @@ def test_many_large_jobs(agent: LiveAgent) -> None:
     body = submission("large-job", ATTACKER, env={"TEXT": "x" * 240_000})[2]
     answers = attack(agent, code, body)
     assert [status for status, _ in answers] == [201] * 8 + [429] * 40
-    begins = f"with this job, the stored jobs of {ATTACKER} (ended ones too) would take "
+    begins = f"with this job, the stored jobs of {NAME} (ended ones too) would take "
     for refusal in refusals(answers, 429):
         assert refusal.startswith(begins)
         assert refusal.endswith("limits.job_bytes allows 2097152")
@@ -116,15 +123,42 @@ def test_many_large_jobs(agent: LiveAgent) -> None:
 def test_many_small_jobs(agent: LiveAgent) -> None:
     answers = attack(agent, ASK, [submission(f"job-{n}", ATTACKER) for n in range(25)])
     assert [status for status, _ in answers] == [201] * 20 + [429] * 5
-    assert refusals(answers, 429) == {f"{ATTACKER} has 20 live jobs, as many as limits.jobs allows"}
+    assert refusals(answers, 429) == {f"{NAME} has 20 live jobs, as many as limits.jobs allows"}
     ordinary_goes_on(agent)
+
+
+def test_users_who_together_have_more_than_agents_read(agent: LiveAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each within his limits: nothing was decided for anybody, until an operator had removed their jobs."""
+    monkeypatch.setattr(client, "MOST_OF_JOBS", 4 << 20)
+    limited(agent, LimitsConfig(requests=1000))
+    for uid, accepted in ((ATTACKER, 6), (ACCOMPLICE, 2)):
+        jobs = [submission(f"job-{uid}-{n}", uid, env={"TEXT": "x" * 240_000}) for n in range(6)]
+        answers = attack(agent, ASK, jobs, uid)
+        assert [status for status, _ in answers] == [201] * accepted + [429] * (6 - accepted)
+    (refusal,) = refusals(answers, 429)
+    assert "which is what users may fill of the 16384 jobs of 4194304 bytes that agents read" in refusal
+    assert refusal.partition("Most have ")[2].startswith(f"{NAME} (6 jobs of ")
+    ordinary_goes_on(agent)
+    agent.do(agent.view.refresh)
+    assert not agent.view.store._jobs.beyond
+    (found,) = [item for item in doctor(agent) if "all users together" in item["what"]]
+    assert f"Most have {NAME} (6 jobs of " in found["what"]
+
+
+def test_a_uid_without_a_name(agent: LiveAgent) -> None:
+    """Each had limits of its own, and there are thousands for one account."""
+    answers = attack(agent, ASK, [submission("theirs", UNNAMED), ("GET", "/v1/jobs", "")], UNNAMED)
+    assert [status for status, _ in answers] == [403, 200]
+    (refusal,) = refusals(answers, 403)
+    assert refusal.startswith(f"uid {UNNAMED} has no name in the user database of this node, so no node could run")
+    assert agent.view.cluster().jobs == {}
 
 
 def test_a_job_is_its_submitters_whatever_the_request_says(agent: LiveAgent) -> None:
     """So nobody spends another's quota."""
     method, path, body = submission("theirs", ATTACKER)
     asked = json.loads(body)
-    asked["spec"]["submitter"] |= {"user": str(ORDINARY), "uid": ORDINARY}
+    asked["spec"]["submitter"] |= {"user": name_of(ORDINARY), "uid": ORDINARY}
     more = asked | {"owner": ORDINARY, "uid": ORDINARY}
     assert [status for status, _ in attack(agent, ASK, [(method, path, json.dumps(one)) for one in (more, asked)])] == [
         400,
@@ -142,7 +176,7 @@ def test_a_flood_of_requests(agent: LiveAgent) -> None:
     refusal = refusals(answers, 429)
     assert all("limits.requests" in text and "5 times a second" in text for text in refusal)
     ordinary_goes_on(agent)
-    assert any(f["where"] == f"user/{ATTACKER}" and "limits.requests" in f["what"] for f in doctor(agent))
+    assert any(f["where"] == f"user/{NAME}" and "limits.requests" in f["what"] for f in doctor(agent))
 
 
 def doctor(agent: LiveAgent) -> list[dict[str, Any]]:
@@ -163,7 +197,7 @@ def test_many_followers(agent: LiveAgent) -> None:
     answers = attack(agent, HOLD, [("GET", "/v1/events?follow", "")] * 9)
     assert [status for status, _ in answers] == [200] * 4 + [429] * 5
     assert refusals(answers, 429) == {
-        f"{ATTACKER} follows 4 logs or streams of events at the agent of node n1 already (limits.followers in its "
+        f"{NAME} follows 4 logs or streams of events at the agent of node n1 already (limits.followers in its "
         "config); nothing was changed"
     }
     ordinary_goes_on(agent)
@@ -252,7 +286,7 @@ def test_a_higher_priority(agent: LiveAgent) -> None:
 
 
 def test_more_nodes_than_the_site_allows_and_submitting_at_all(agent: LiveAgent) -> None:
-    limited(agent, LimitsConfig(nodes_per_job=2, submit=SubmitConfig(users=(str(ORDINARY),))))
+    limited(agent, LimitsConfig(nodes_per_job=2, submit=SubmitConfig(users=(name_of(ORDINARY),))))
     answers = attack(agent, ASK, [submission("wide", ATTACKER, high=3), submission("small", ATTACKER, high=2)])
     assert [status for status, _ in answers] == [403, 403]
     assert any("limits.nodes_per_job" in text for text in refusals(answers, 403))
@@ -282,4 +316,4 @@ def test_stop_without_a_name(agent: LiveAgent, verb: str) -> None:
     assert agent.view.job("only").control.rev == 1
     method, path = {"stop": ("POST", "/v1/jobs/only/stop"), "delete": ("DELETE", "/v1/jobs/only")}[verb]
     answers = attack(agent, ASK, [(method, path, '{"request_id": "r"}')])
-    assert f"job 'only' belongs to {ORDINARY}; {ATTACKER} may read it, not change it" in refusals(answers, 403)
+    assert f"job 'only' belongs to {name_of(ORDINARY)}; {NAME} may read it, not change it" in refusals(answers, 403)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,8 @@ from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
-STRANGER = 54321
+STRANGER = pwd.getpwnam("games").pw_uid
+"""An account that every Debian has, and nobody uses."""
 ASK = """
 import encodings.idna, http.client, json, os, socket, sys
 path, method, target, body, uid = sys.argv[1:]
@@ -45,7 +47,7 @@ def agent() -> Iterator[LiveAgent]:
 
 
 def ask(agent: LiveAgent, method: str, target: str, /, **body: Any) -> tuple[int, dict[str, Any]]:
-    """As a user that nobody knows."""
+    """As a user without any rights."""
     text = json.dumps({"request_id": uuid.uuid4().hex, **body})
     command = [sys.executable, "-c", ASK, agent.socket, method, target, text, str(STRANGER)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -152,12 +154,12 @@ def test_a_stranger_may_change_nothing(agent: LiveAgent, method: str, target: st
 
 
 def test_what_a_stranger_submits_is_theirs_whatever_the_request_says(agent: LiveAgent) -> None:
-    body = spec("theirs", user=str(STRANGER)).model_dump(mode="json")
+    body = spec("theirs", user="games").model_dump(mode="json")
     body["submitter"] |= {"user": "root", "uid": 0, "gid": 0}
     status, answer = ask(agent, "POST", "/v1/jobs", spec=body)
     assert status == 201, answer
     job = agent.view.job("theirs")
-    assert (job.owner, job.spec.submitter.uid, job.spec.submitter.user) == (STRANGER, STRANGER, str(STRANGER))
+    assert (job.owner, job.spec.submitter.uid, job.spec.submitter.user) == (STRANGER, STRANGER, "games")
     agent.submit(spec())
     status, _ = ask(agent, "POST", "/v1/jobs/theirs/stop")
     assert status == 200

@@ -20,7 +20,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale
 from nodeagent.api.intents import scale as choose_size
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import Control, JobRecord, first_control
+from nodeagent.model.job import Control, JobRecord, Quota, first_control
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
@@ -300,15 +300,18 @@ class SimCluster:
                 node.machine.lose_peers(uid, token)
 
     async def submit(
-        self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, **spec: object
-    ) -> JobRecord:
-        """Through an agent, ``admitted`` seconds ago. Each call is a request of its own."""
+        self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, quota: Quota | None = None,
+        **spec: object,
+    ) -> JobRecord:  # fmt: skip
+        """Through an agent, ``admitted`` seconds ago. Each call is a request of its own. ``quota``: the user's, who is
+        an operator without one."""
         self._requests += 1
         job = sim_spec(name, minimum, maximum, target, **spec)
         uid, now = f"uid-{name}", SimClock().wall() - admitted
         done = await HereStore(self.server).submit(
             uid, job, 0, 0.0, "test", f"submit-{name}-{self._requests}",
             control=SEAL.control(uid, first_control(job, "test", None)), admission=SEAL.admit(uid, 0, job, now, "n1"),
+            quota=quota,
         )  # fmt: skip
         self.checker.submitted.add(done.uid)
         return done

@@ -621,7 +621,13 @@ def older_records_are_read(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("if has < tonumber(changed[i + 1]) then", "if has < 0 then"))
 
 
+def users_may_fill_all_that_is_read(patch: pytest.MonkeyPatch) -> None:
+    """Users submit as long as each is within his own limits, however much all of them have."""
+    change(patch, ("  if exceeds(together, room) then", "  if false then"))
+
+
 MUTANTS = (
+    Mutant(users_may_fill_all_that_is_read, provocations.users_submit_as_long_as_they_may),
     Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
     Mutant(marks_of_removals_are_believed, provocations.it_is_marked_as_removed),

@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from nodeagent.model.job import Quota
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
+from nodeagent.store import client
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
 from tests.inprocess.server import CLUSTER
 from tests.sim.cluster import TIMING, SimCluster
@@ -532,6 +537,29 @@ async def removals_that_an_agent_sleeps_through(cluster: SimCluster) -> None:
         assert node.agent is not None
         left = [job.name for job in node.agent.cluster().jobs.values()]
         assert left == ["b"], f"{node.name} still has {left}"
+
+
+async def users_submit_as_long_as_they_may(cluster: SimCluster) -> None:
+    """None of them near a limit of his own, and more together than an agent reads; then agents start anew, and a worker
+    fails."""
+    await started(cluster, 2, 3)
+    refused = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "MOST_JOBS", 8)
+        for number in range(10):
+            try:
+                await cluster.submit(f"w{number}", 9, 9, 9, quota=Quota(jobs=1000, bytes=1 << 30))
+            except StoreRefusedError as refusal:
+                assert refusal.code == "full", refusal
+                refused = True
+        for node in cluster.nodes.values():
+            await node.kill_agent()
+            node.start_agent()
+        await asyncio.sleep(20)
+        before = pids(cluster)
+        cluster.nodes[members(cluster)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+        await cluster.until(lambda: pids(cluster) != before and cluster.whole("j"), 60, "the worker is replaced")
+    assert refused, "there was room for all of them"
 
 
 async def trainers_end_one_by_one(cluster: SimCluster) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from nodeagent.model.base import Record
 from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL, Owned, Quota
+from nodeagent.model.job import TERMINAL, Filled, Owned, Quota
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
@@ -26,9 +26,11 @@ from nodeagent.plan.nodes.labels import tree
 Placed = tuple[str, Finding]
 """(where, what)"""
 NEARLY = 0.9
-"""Share of a user's bytes from which it is a warning."""
+"""Share of what a user, or all of them, may take from which it is a warning."""
 SHOWN = 8
 """Most names in one sentence."""
+LARGEST = 3
+"""Users who are named because their jobs take most."""
 
 
 class AgentStanding(Record):
@@ -46,6 +48,8 @@ class AgentStanding(Record):
     """Records in the store that cannot be read, by key: why."""
     beyond: tuple[str, ...] = ()
     """Kinds of records of which the store has more than it reads."""
+    most: tuple[str, ...] = ()
+    """Whose jobs take most of what it reads, and how much."""
     undecided: dict[str, str] = {}
     """Jobs that it leaves as they are, since a decision about them failed, by name: where in the code."""
     loop_lag: float = 0.0
@@ -114,17 +118,7 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
                 f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
             )
         )
-    for kind in agent.beyond:
-        one, key = {"days": ("day of use", "usage")}.get(kind, (kind[:-1], kind[:-1]))
-        many = "days of use" if kind == "days" else kind
-        found.append(
-            _error(
-                f"the store has more {many} than any cluster, and its agent reads only as many as one may have: "
-                f"somebody has written them{' (until they are gone nothing is decided)' if kind == 'jobs' else ''}",
-                f"see who can write to Redis (docs/security.md, The store), delete what is no {one} of yours "
-                f"there (na:{{CLUSTER}}:{key}:*), and restart the agents: work goes on meanwhile",
-            )
-        )
+    found += (_beyond(kind, agent.most) for kind in agent.beyond)
     for job, place in sorted(agent.undecided.items())[:MOST_UNREAD]:
         found.append(
             _error(
@@ -152,6 +146,53 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
             )
         )
     return tuple(found)
+
+
+def _beyond(kind: str, most: tuple[str, ...]) -> Finding:
+    """Of a kind of records there are more than the agent reads. ``most``: of jobs, who has most of those it reads."""
+    if kind == "jobs":
+        return _error(
+            "the store has more jobs than an agent reads, and until some are gone nothing is decided; of those that it "
+            f"reads most belong to {', '.join(most) or 'nobody'}",
+            "have an operator delete jobs of theirs that are not needed (nodeagentctl stop JOB, nodeagentctl delete "
+            "JOB), then restart the agents: work goes on meanwhile. If nobody submitted them, see who can write to "
+            "Redis (docs/security.md, The store), and delete what is no job of yours there (na:{CLUSTER}:job:*)",
+        )
+    one, key = ("day of use", "usage") if kind == "days" else (kind[:-1], kind[:-1])
+    many = "days of use" if kind == "days" else kind
+    return _error(
+        f"the store has more {many} than any cluster, and its agent reads only as many as one may have: somebody has "
+        "written them",
+        f"see who can write to Redis (docs/security.md, The store), delete what is no {one} of yours there "
+        f"(na:{{CLUSTER}}:{key}:*), and restart the agents: work goes on meanwhile",
+    )
+
+
+def largest(filled: Mapping[str, Filled], room: Filled) -> list[str]:
+    """The users whose jobs take most of this room, with what they take: the first few."""
+
+    def share(name: str) -> float:
+        return max(filled[name].jobs / room.jobs, filled[name].bytes / room.bytes)
+
+    first = sorted(filled, key=lambda name: (-share(name), name))[:LARGEST]
+    return [f"{name} ({_jobs_of(filled[name].jobs)} of {filled[name].bytes} bytes)" for name in first]
+
+
+def _jobs_of(count: int) -> str:
+    return f"{count} job" if count == 1 else f"{count} jobs"
+
+
+def judge_room(filled: Mapping[str, Filled], room: Filled) -> tuple[Placed, ...]:
+    """``filled``: what each user's jobs take, by name; ``room``: what they may take together."""
+    jobs, size = sum(have.jobs for have in filled.values()), sum(have.bytes for have in filled.values())
+    if jobs < NEARLY * room.jobs and size < NEARLY * room.bytes:
+        return ()
+    what = (
+        f"all users together have {_jobs_of(jobs)} of {size} bytes, and may fill {room.jobs} jobs or "
+        f"{room.bytes} bytes: then who has more than a few is refused. Most have {', '.join(largest(filled, room))}"
+    )
+    fix = "delete jobs of theirs that are not needed (nodeagentctl delete JOB); or lower limits.jobs, limits.job_bytes"
+    return (("cluster", _warning(what, fix)),)
 
 
 def judge_recovery(waits: str) -> tuple[Placed, ...]:

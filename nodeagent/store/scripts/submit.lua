@@ -1,6 +1,7 @@
 -- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), batch?,
--- owner, submitted, by, request, did, era (of the submitter's view, or ''), quota?, claims?. All of them or none. Of a
--- batch the reply is did, as the first call with this request had it.
+-- owner, submitted, by, request, did, era (of the submitter's view, or ''), quota?, room, claims?. All of them or none.
+-- Of a batch the reply is did, as the first call with this request had it. room: how many jobs, of how many bytes,
+-- agents read (read), may be there with these (most), and with those of a user who has little (few, little).
 local seen, other = request_seen(A.request, A.did)
 if other then
   return other
@@ -23,17 +24,34 @@ end
 if A.era ~= '' and A.era ~= meta.era and A.era ~= meta.parent then
   return refuse('stale', 'the store is not the one that this agent has read: it may have lost jobs; then try again')
 end
-local wanted, old = {}, {} -- by the jobs' records: the records behind names may have been removed by hand
+local wanted, old, owners = {}, {}, {} -- by the jobs' records: no count beside them can be wrong
 for _, new in ipairs(A.jobs) do
   wanted[new.name] = true
 end
+local function owned_by(owner)
+  owners[owner] = owners[owner] or { owner = owner, jobs = 0, live = 0, spec = 0, bytes = 0 }
+  return owners[owner]
+end
+-- A job counts for its owner (by: 1), or not any more (-1): the bytes of its spec, and about those of the entries of a
+-- gang, where they are many.
+local ENTRY_BYTES, FEW_ENTRIES = 256, 64
+local function count(record, owner, phase, formed, by)
+  local held, spec = owned_by(owner or ''), redis.call('HSTRLEN', P .. record, 'spec')
+  local entries = formed and math.max(0, redis.call('HLEN', P .. record) - FEW_ENTRIES) or 0
+  local ended = phase == 'succeeded' or phase == 'failed' or phase == 'stopped'
+  held.jobs, held.live = held.jobs + by, held.live + (ended and 0 or by)
+  held.spec, held.bytes = held.spec + by * spec, held.bytes + by * (spec + ENTRY_BYTES * entries)
+end
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   if string.sub(record, 1, 4) == 'job:' then
-    local uid, name = string.sub(record, 5), redis.call('HGET', P .. record, 'name')
+    local uid, about = string.sub(record, 5), redis.call('HMGET', P .. record, 'name', 'owner', 'phase',
+      'generation_number')
+    local name = about[1]
     local found = wanted[name] and job_read(uid)
     if not name or (wanted[name] and not found) then
       return damaged(record)
     end
+    count(record, about[2], about[3], about[4], 1)
     if found then
       old[name] = (not old[name] or is_terminal(old[name])) and found or old[name]
     end
@@ -45,7 +63,6 @@ for _, new in ipairs(A.jobs) do -- the name or the list of the records may have 
     return damaged('job:' .. namesake)
   end
 end
-local ways = {}
 for _, new in ipairs(A.jobs) do
   local found = old[new.name]
   if found then
@@ -58,31 +75,54 @@ for _, new in ipairs(A.jobs) do
       return refuse('stopping', 'the job named ' .. new.name .. ' (uid ' .. found.uid .. ', ' .. found.phase
         .. ') still stops its workers on node ' .. held)
     end
-    ways['job:' .. found.uid] = true
+    count('job:' .. found.uid, found.owner, found.phase, found.generation_number, -1) -- it is replaced
   end
 end
-if A.quota then -- counts the owner's jobs, without those that are replaced
-  local live, bytes = #A.jobs - 1, tonumber(redis.call('HGET', past.bytes, int(A.owner)) or '') or 0
-  for _, new in ipairs(A.jobs) do
-    bytes = bytes + #new.spec
-  end
-  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
-    if string.sub(record, 1, 4) == 'job:' and not ways[record] then
-      local about = redis.call('HMGET', P .. record, 'owner', 'phase')
-      if about[1] == int(A.owner) then
-        live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
-        bytes = bytes + redis.call('HSTRLEN', P .. record, 'spec')
-      end
-    end
-  end
+local mine, new_bytes, with = owned_by(int(A.owner)), 0, #A.jobs == 1 and 'this job' or 'these ' .. #A.jobs .. ' jobs'
+for _, new in ipairs(A.jobs) do
+  new_bytes = new_bytes + #new.spec
+end
+if A.quota then
+  local live, bytes = mine.live + #A.jobs - 1, mine.spec + new_bytes
+  bytes = bytes + (tonumber(redis.call('HGET', past.bytes, int(A.owner)) or '') or 0)
   if live >= A.quota.jobs then
-    local others = live - #A.jobs + 1
-    return refuse('limit', A.by .. ' has ' .. int(others) .. ' live jobs, ' .. (#A.jobs == 1 and 'as many as'
+    return refuse('limit', A.by .. ' has ' .. int(mine.live) .. ' live jobs, ' .. (#A.jobs == 1 and 'as many as'
       or 'with these ' .. int(live + 1) .. ', more than') .. ' limits.jobs allows')
   end
   if bytes > A.quota.bytes then
     return refuse('limit', 'with this job, the stored jobs of ' .. A.by .. ' (ended ones too) would take '
       .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
+  end
+end
+do
+  local function exceeds(held, room)
+    return held.jobs + #A.jobs > room.jobs or held.bytes + new_bytes > room.bytes
+  end
+  local function amount(held)
+    return int(held.jobs) .. (held.jobs == 1 and ' job of ' or ' jobs of ') .. int(held.bytes) .. ' bytes'
+  end
+  local function share(held)
+    return math.max(held.jobs / A.room.read.jobs, held.bytes / A.room.read.bytes)
+  end
+  local together, most = { jobs = 0, bytes = 0 }, {}
+  for _, held in pairs(owners) do
+    together.jobs, together.bytes = together.jobs + held.jobs, together.bytes + held.bytes
+    most[#most + 1] = held
+  end
+  local few = A.quota and not exceeds(mine, A.room.little)
+  local room = few and A.room.few or A.room.most
+  if exceeds(together, room) then
+    table.sort(most, function(one, other)
+      return share(one) > share(other) or (share(one) == share(other) and one.owner < other.owner)
+    end)
+    local named = {}
+    for i = 1, math.min(3, #most) do
+      named[i] = 'uid ' .. most[i].owner .. ' (' .. amount(most[i]) .. ')'
+    end
+    return refuse('full', 'all users together have ' .. amount(together) .. ', and with ' .. with .. ' more than '
+      .. int(room.jobs) .. ' jobs or ' .. int(room.bytes) .. ' bytes, which is what '
+      .. (A.quota and 'users' or 'operators') .. ' may fill of the '
+      .. amount(A.room.read) .. ' that agents read. Most have ' .. table.concat(named, ', '))
   end
 end
 local no = check_quotas(A.claims)

@@ -61,6 +61,15 @@ def test_submitting_for(who: auth.Caller, user: str, config: JobsConfig, refused
             auth.may_submit(who, user, config)
 
 
+def test_a_uid_without_a_name_submits_nothing() -> None:
+    """No node could run its job: a pod's user is looked up by name."""
+    unnamed = auth.Caller(uid=100_001, gid=100_001, name="100001", operator=False, trusted=False)
+    with pytest.raises(ApiError, match="uid 100001 has no name in the user database of this node") as refused:
+        auth.may_submit(unnamed, "100001", STRICT)
+    assert refused.value.status == 403 and "id -un" in refused.value.next_step
+    auth.may_submit(ROOT, "100001", STRICT)
+
+
 def test_identify() -> None:
     me, group = os.geteuid(), grp.getgrgid(os.getgid()).gr_name
     assert auth.identify(me, os.getgid(), STRICT, me).trusted

@@ -113,6 +113,38 @@ async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> No
     assert [where for where, _ in found] == ["user/bob"]
 
 
+async def test_who_has_most_is_named_where_there_is_no_room(tmp_path: Path) -> None:
+    names = UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, str(uid)))
+    refused = StoreRefusedError("full", f"there is no room. Most have uid {ALICE} (3 jobs), uid 7 (2 jobs)")
+    error = await limits.no_room(refused, names)
+    assert (error.status, error.message) == (429, "there is no room. Most have alice (3 jobs), uid 7 (2 jobs)")
+    assert "nodeagentctl delete JOB" in error.next_step
+    view = FakeView(tmp_path)
+    await view.join()
+
+    async def admit() -> list[JobSpec]:
+        return [spec()]
+
+    async def full(*_: object) -> JobRecord:
+        raise refused
+
+    with pytest.raises(ApiError, match="Most have alice"):
+        await JobRoutes(view, Throttle(lambda: view.config.limits), names).written(RACER, [spec()], admit, full)
+
+
+async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
+    view, names = FakeView(tmp_path), UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, "root"))
+    await view.join()
+    for number, owner in enumerate((ALICE, ALICE, 0)):
+        await view.store.submit(f"u{number}", spec(f"job-{number}"), owner, 1.0, "who", f"r{number}")
+    await view.refresh()
+    await view.end(view.job("job-1"), "stopped", "by hand")
+    await view.refresh()
+    size = spec_bytes(view.job("job-0").spec)
+    have = await DoctorRoutes(view, Throttle(lambda: view.config.limits), JobSizes())._filled(names)
+    assert have == {"alice": (2, 2 * size), "root": (1, size)}
+
+
 class Racing:
     """A user who submits through two nodes in one instant, to a queue that allows him one job."""
 

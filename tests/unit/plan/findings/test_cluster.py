@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import Owned, Quota
+from nodeagent.model.job import Filled, Owned, Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster, Refusal
@@ -19,6 +19,7 @@ from nodeagent.plan.findings.cluster import (
     judge_cluster,
     judge_peers,
     judge_recovery,
+    judge_room,
     judge_users,
     names,
     ranked,
@@ -228,6 +229,8 @@ def test_the_agent_that_is_asked() -> None:
         ({"unread": {"job:u1": "bad mood"}}, "error", "the record job:u1 in the store cannot be read (bad mood)"),
         ({"beyond": ("nodes",)}, "error", "the store has more nodes than any cluster"),
         ({"beyond": ("days",)}, "error", "the store has more days of use than any cluster"),
+        ({"beyond": ("jobs",)}, "error", "until some are gone nothing is decided; of those that it reads most"),
+        ({"beyond": ("jobs",), "most": ("eve (9 jobs of 7 bytes)", "bob")}, "error", "to eve (9 jobs of 7 bytes), bob"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
         ({"https_missing": True}, "warning", "serves nobody over https"),
@@ -284,6 +287,19 @@ def test_users_at_a_limit_are_named() -> None:
     nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2000), {})
     assert [where for where, _ in nearly] == ["user/ann", "user/bob"]
     assert all("limits.job_bytes" in f.what and "limits.job_bytes" in f.fix for _, f in nearly)
+
+
+def test_users_who_have_nearly_all_that_they_may_fill_together() -> None:
+    filled = {"ann": Filled(2, 10), "bob": Filled(1, 70), "eve": Filled(40, 3), "kim": Filled(1, 1)}
+    assert judge_room(filled, Filled(100, 100)) == ()
+    ((where, found),) = judge_room(filled, Filled(100, 90))
+    assert (where, found.severity) == ("cluster", "warning")
+    assert found.what == (
+        "all users together have 44 jobs of 84 bytes, and may fill 100 jobs or 90 bytes: then who has more than a few "
+        "is refused. Most have bob (1 job of 70 bytes), eve (40 jobs of 3 bytes), ann (2 jobs of 10 bytes)"
+    )
+    assert "nodeagentctl delete JOB" in found.fix
+    assert judge_room(filled, Filled(48, 900))
 
 
 def test_what_is_wrong_with_the_queues() -> None:
