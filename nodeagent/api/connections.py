@@ -14,7 +14,9 @@ from collections.abc import Callable
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth
+from nodeagent.api.auth import Key
 from nodeagent.api.errors import ApiError
+from nodeagent.api.subuids import SUBORDINATES, SubordinateUids
 
 PER_REQUEST = 2
 """Connections that a user may have for each request that the user may have under way."""
@@ -107,12 +109,13 @@ class Guest(asyncio.Protocol):
 
 class SocketGuests:
     """Connections on the unix socket, where the kernel identifies the users: each user has a share; a connection beyond
-    the share is answered with an error and closed."""
+    the share is answered with an error and closed. ``subordinates``: uids that are counted together."""
 
-    def __init__(self, view: AgentView, server: Server) -> None:
-        self._view, self._server = view, server
+    def __init__(self, view: AgentView, server: Server, subordinates: SubordinateUids = SUBORDINATES) -> None:
+        self._view, self._server, self._subordinates = view, server, subordinates
         self._free = (0, os.geteuid())
-        self._users: Counter[int] = Counter()
+        self._users: Counter[Key] = Counter()
+        self._whose: dict[asyncio.WriteTransport, Key] = {}
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol for one more connection."""
@@ -120,28 +123,30 @@ class SocketGuests:
 
     def _came(self, transport: asyncio.WriteTransport) -> bool:
         uid = auth.peer_of(transport)[0]
-        no = None if uid in self._free else self._refusal(uid)
+        key = uid if uid in self._free else self._subordinates.key(uid)
+        no = None if uid in self._free else self._refusal(uid, key)
         if no is not None:
             transport.write(_answer(no))
             transport.close()
             return False
-        self._users[uid] += 1
+        self._users[key] += 1
+        self._whose[transport] = key
         return True
 
     def _went(self, transport: asyncio.WriteTransport) -> None:
-        uid = auth.peer_of(transport)[0]
-        self._users[uid] -= 1
-        if not self._users[uid]:
-            del self._users[uid]
+        key = self._whose.pop(transport)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
 
-    def _refusal(self, uid: int) -> ApiError | None:
+    def _refusal(self, uid: int, key: Key) -> ApiError | None:
         most = PER_REQUEST * self._view.config.limits.concurrent
         agent = f"the agent of node {self._view.node}"
-        if self._users[uid] >= most:
+        if self._users[key] >= most:
+            has = f"uid {uid} has" if key == uid else f"{key}, as {uid} is, have"
             return ApiError(
                 "limit",
-                f"uid {uid} has {most} connections to {agent}, twice limits.concurrent in its config; nothing was "
-                "changed",
+                f"{has} {most} connections to {agent}, twice limits.concurrent in its config; nothing was changed",
                 "close idle connections, then try again",
             )
         if sum(count for user, count in self._users.items() if user not in self._free) >= OF_USERS:

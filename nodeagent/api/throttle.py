@@ -24,6 +24,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import CALLER, Key
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
+from nodeagent.api.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import LimitsConfig
 
@@ -167,9 +168,11 @@ class Timed(Awaitable[Answer]):
                 step = partial(self._work.send, None)
 
 
-def throttle_middleware(view: AgentView, throttle: Throttle) -> Middleware:
+def throttle_middleware(
+    view: AgentView, throttle: Throttle, subordinates: SubordinateUids = SUBORDINATES
+) -> Middleware:
     """Applies ``limits`` to all callers but root, the agent's own user and operators. Runs after the https doorkeeper,
-    if there is one."""
+    if there is one. ``subordinates``: uids that are counted together."""
     own = os.geteuid()
 
     @web.middleware
@@ -180,7 +183,7 @@ def throttle_middleware(view: AgentView, throttle: Throttle) -> Middleware:
         uid = auth.peer(request)[0] if known is None else known.uid
         if known is None and uid in (0, own):
             return await handler(request)
-        key: Key = uid if known is None else known.key
+        key: Key = subordinates.key(uid) if known is None else known.key
         follows = requests.flag(request, "follow")
         no = throttle.begin(key, follows=follows)
         if no:

@@ -9,7 +9,7 @@ OF_USERS, OF_FEW, OF_OPERATORS = 1 / 2, 5 / 8, 3 / 4
 """Shares of what agents read: up to the first all users together may submit jobs, up to the second those of them who
 have few, up to the third operators. The rest is left for what records grow to when their gangs form, run and fail."""
 FEW = 1 / 256
-"""The share up to which a user has few jobs: 64 of them, 256 KiB of specs."""
+"""The share up to which a user has few jobs: 64 of them, 256 KiB in all."""
 
 
 def submit_room(jobs: int, characters: int, *, limited: bool) -> dict[str, dict[str, int]]:

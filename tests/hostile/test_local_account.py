@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodeagent.api.auth import name_of
+from nodeagent.api.subuids import SUBORDINATES
 from nodeagent.ctl.main import cli
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 from nodeagent.store import client
@@ -272,6 +273,30 @@ def test_a_user_at_the_limit_of_connections_keeps_nobody_out(agent: LiveAgent) -
             holder.kill()
     ask = [("GET", "/v1/jobs", "")]
     agent.until(lambda: attack(agent, ASK, ask)[0][0] == 200)  # what is closed counts no more
+
+
+def test_the_uids_of_a_user_namespace_have_the_limits_of_one_user(
+    agent: LiveAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account with a line in /etc/subuid was as many users as it wanted."""
+    (tmp_path / "subuid").write_text(f"{NAME}:{UNNAMED - 1}:65536\n")
+    monkeypatch.setattr(SUBORDINATES, "_file", tmp_path / "subuid")
+    monkeypatch.setattr(SUBORDINATES, "_looked", float("-inf"))
+    limited(agent, LimitsConfig(concurrent=6))
+    code = f"import json, sys\nvalue = json.load(sys.stdin)\n{PROGRAM.replace('print(json.dumps(ATTACK))', HELD)}"
+    command = [sys.executable, "-c", code, agent.socket, str(UNNAMED)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("12\n")
+        holder.stdin.close()
+        assert holder.stdout.readline() == "12\n"
+        try:
+            (answer,) = attack(agent, HOLD_SILENT, [1, 0], UNNAMED + 1)
+            assert f"subordinate uids of {NAME}, as {UNNAMED + 1} is, have 12 connections to the agent" in answer
+            ordinary_goes_on(agent)
+        finally:
+            holder.kill()
 
 
 HELD = "held = [quiet() for _ in range(value)]; print(len(held), flush=True); signal.pause()"

@@ -1,0 +1,107 @@
+"""Uids that are counted together, since one user has them all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from nodeagent.api import auth
+from nodeagent.api.subuids import BYTES_MAX, FRESH, SubordinateUids
+from nodeagent.api.throttle import Throttle, throttle_middleware
+from tests.unit.api.fakes import FakeView
+
+
+class Moved:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_uid_of_a_range_counts_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    file.write_text("bob:300000:10\nann:100000:65536\n1004:200000:1\n")
+    uids = SubordinateUids(file)
+    assert {uids.key(uid) for uid in (100_000, 100_001, 165_535)} == {"subordinate uids of ann"}
+    assert [uids.key(uid) for uid in (0, 1000, 99_999, 165_536, 199_999, 200_001, 300_010, 1 << 31)] == [
+        0, 1000, 99_999, 165_536, 199_999, 200_001, 300_010, 1 << 31,
+    ]  # fmt: skip
+    assert (uids.key(200_000), uids.key(300_009)) == ("subordinate uids of 1004", "subordinate uids of bob")
+
+
+def test_lines_that_are_no_ranges_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    file.write_bytes(
+        b"# a comment\n\n:1:2\nann\nann:\nann:1\nann:x:9\nann:-5:9\nann:9:\xd9\xa3\nann:99999999999:9\nann:5:1:7\n"
+        b"\xff:100000:2\nann:5000:0\n"
+    )
+    uids = SubordinateUids(file)
+    assert [uids.key(uid) for uid in (1, 5, 9, 5000, 5001)] == [1, 5, 9, 5000, 5001]
+    assert str(uids.key(100_001)).startswith("subordinate uids of ")
+
+
+def test_the_file_is_read_anew_when_root_has_changed_it(tmp_path: Path) -> None:
+    clock, file = Moved(), tmp_path / "subuid"
+    uids = SubordinateUids(file, clock)
+    assert uids.key(100_000) == 100_000, "there is no file"
+    file.write_text("ann:100000:5\n")
+    assert uids.key(100_000) == 100_000
+    clock.now += FRESH
+    assert uids.key(100_000) == "subordinate uids of ann"
+    file.write_text("bobby:100000:5\n")
+    clock.now += FRESH
+    assert uids.key(100_000) == "subordinate uids of bobby"
+    file.unlink()
+    clock.now += FRESH
+    assert uids.key(100_000) == 100_000
+
+
+def test_of_an_endless_file_so_much_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    file.write_bytes(b"ann:100000:1\n" + b"x" * BYTES_MAX + b"\nbob:200000:1\n")
+    uids = SubordinateUids(file)
+    assert (uids.key(100_000), uids.key(200_000)) == ("subordinate uids of ann", 200_000)
+
+
+class Peer(asyncio.Transport):
+    """A connection of this uid on a unix socket."""
+
+    family = socket.AF_UNIX
+
+    def __init__(self, uid: int) -> None:
+        super().__init__()
+        self._uid = uid
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else default
+
+    def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
+        """As the kernel names who is at the other end."""
+        return struct.pack("3i", 1, self._uid, self._uid)
+
+
+async def test_what_they_ask_for_is_counted_together(tmp_path: Path) -> None:
+    (tmp_path / "subuid").write_text("ann:100000:65536\n")
+    view = FakeView(tmp_path)
+    throttle = Throttle(lambda: view.config.limits)
+    counted: dict[int, tuple[int, int]] = {}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        counted[auth.peer(request)[0]] = throttle.under_way("subordinate uids of ann")
+        if request.path == "/v1/jobs":
+            await middleware(make_mocked_request("GET", "/v1/nodes", transport=Peer(100_002)), handler)
+        return web.Response()
+
+    middleware = throttle_middleware(view, throttle, SubordinateUids(tmp_path / "subuid"))
+    await middleware(make_mocked_request("GET", "/v1/jobs", transport=Peer(100_001)), handler)
+    assert counted == {100_001: (1, 0), 100_002: (2, 0)}
+    assert throttle.under_way("subordinate uids of ann") == (0, 0)
