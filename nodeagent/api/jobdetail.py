@@ -16,7 +16,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.queue import amount_text, queue_of
-from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.cluster import Cluster, in_order, natural
 from nodeagent.plan.failure.faults import alone_restarts
 from nodeagent.plan.failure.policies import GO_ON
 from nodeagent.plan.failure.timeouts import dues
@@ -25,6 +25,7 @@ from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
+from nodeagent.plan.nodes.unanswered import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.elastic import SHOWN
 from nodeagent.plan.queueing.queue import in_queue
@@ -155,6 +156,16 @@ def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
     due = sorted(dues(job), key=lambda one: one.at) if job.phase not in TERMINAL else []
     return [
         {"event": one.event, "do": one.action, "left": round(max(0, one.at - cluster.served) / 1000, 1)} for one in due
+    ]
+
+
+def unanswered_json(job: JobRecord, cluster: Cluster) -> list[Json]:
+    """Nodes that the job goes on without for now, since they did not acknowledge a generation in time: what each did
+    (``text``), and in how many seconds of served time it is tried again (``left``)."""
+    found = left_out(job, cluster.nodes, cluster.served) if job.phase not in TERMINAL else {}
+    return [
+        {"node": n, "text": in_words(found[n][0]), "left": round(max(0, found[n][1] - cluster.served) / 1000, 1)}
+        for n in sorted(found, key=natural)
     ]
 
 

@@ -26,7 +26,16 @@ from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies_due, start_json, waits, way_out
+from nodeagent.api.jobdetail import (
+    AuditTail,
+    alone_json,
+    generations,
+    policies_due,
+    start_json,
+    unanswered_json,
+    waits,
+    way_out,
+)
 from nodeagent.api.limits import JobSizes, owner_json
 from nodeagent.api.once import Once, as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
@@ -169,6 +178,7 @@ class JobRoutes:
             "store_waits": store_waits,
             "way_out": way_out(job, cluster),
             "policies_due": policies_due(job, cluster),
+            "unanswered": unanswered_json(job, cluster),
             "no_progress": watching(job.generation) if job.generation is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "usage": job_use(job, cluster, time.time()),

@@ -147,6 +147,7 @@ def _generation(job: Json, colour: bool) -> list[str]:
         *_time_limit(job),
         *_hang(spec),
         *_policies(job),
+        *_unanswered(job),
         *_ties(job),
         field("Age", f"{span(job['age'])}; {_ran(job)}; {_restarts(job)}"),
         field("Budget", _budget(job["budget"])),
@@ -244,6 +245,12 @@ def _policies(job: Json) -> list[str]:
         text = f"{one['do']} in {span(one['left'])}, unless {_ENDS.get(one['event'], 'it runs again')} before"
         lines.append(field("Policy", f"{one['event']}: {text}"))
     return lines
+
+
+def _unanswered(job: Json) -> list[str]:
+    """Nodes that it goes on without for now; agents of earlier versions do not say any."""
+    found = job.get("unanswered", ())
+    return [field("Left out", f"{one['node']} {one['text']}: tried again in {span(one['left'])}") for one in found]
 
 
 _ENDS = {"PodPending": "its nodes are found", "PodRunning": "it ends or is formed anew", "Unknown": "all nodes answer"}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from nodeagent.model.base import RECORD_VERSION, Record
+from nodeagent.model.base import RECORD_VERSION, Listed, Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import Generation, PodReport, Token
@@ -153,6 +153,17 @@ class BudgetEntry(Record):
     """Of a job of several roles: those whose places the fault concerns."""
 
 
+class Unanswered(Record):
+    """A node that did not acknowledge a generation of a job in time, and no later one since."""
+
+    node: str
+    life: str
+    times: int = Field(ge=1)
+    """How often, one after the other."""
+    at: int
+    """Served time (ms) of the last time."""
+
+
 class Outcome(Record):
     """How a job ended: its exit code (the blamed worker's; 128+n for a signal; 0 for success) and a sentence."""
 
@@ -287,6 +298,9 @@ class JobRecord(Record):
     silent: dict[str, str] = {}
     """Node to life: members of generation ``last_number`` that have not answered since a fault that counts ended it.
     The fault is not judged while there are some: if one of them proves to be lost, it was the cause."""
+    unanswered: Listed[Unanswered] = ()
+    """The last few nodes that held up its generations: for how long it goes on without them is
+    ``plan/nodes/unanswered.py``'s."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None

@@ -30,7 +30,7 @@ from nodeagent.store.messages import NewJob, Saved
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
     "running_since", "stands_since", "started", "ran", "restart_done", "not_before", "last_number", "restarts",
-    "outcome", "checkpoint",
+    "outcome", "checkpoint", "unanswered",
     "held", "rev",
 )  # fmt: skip
 """Fields of a job whose text is JSON already: numbers and opaque records."""
@@ -216,6 +216,10 @@ def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:
 
 def encode_optional(record: Record | None) -> str | None:
     return record.to_json() if record is not None else None
+
+
+def encode_optional_list(records: Iterable[Record] | None) -> str | None:
+    return None if records is None else json.dumps([record.model_dump(mode="json") for record in records])
 
 
 def _bounds(spec: JobSpec) -> Nodes:

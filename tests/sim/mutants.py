@@ -188,6 +188,11 @@ def guard_asleep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimMachine, "grant", late)
 
 
+def unanswered_and_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A job does not remember which nodes did not acknowledge in time."""
+    change(patch, ("job.unanswered = A.unanswered or job.unanswered", "job.unanswered = nil"))
+
+
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
     """A generation becomes active once its first member acknowledged (who names the address), without the others."""
     early = """local function not_ready(job)
@@ -695,6 +700,7 @@ MUTANTS = (
     Mutant(asked_again_at_once, provocations.overloaded),
     Mutant(what_is_not_reclaimable_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(what_is_guaranteed_comes_back, provocations.nodes_that_others_may_not_take_back),
+    Mutant(unanswered_and_forgotten, provocations.a_node_never_acknowledges),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

@@ -814,3 +814,24 @@ async def an_older_record_is_there_when_an_agent_starts(cluster: SimCluster) -> 
     restarted.start_agent()
     await asyncio.sleep(15)
     assert cluster.job("j").generation == before, cluster.describe()
+
+
+async def a_node_never_acknowledges(cluster: SimCluster) -> None:
+    """A node whose agent beats and whose pod is ready, and that never promises anything: it holds up the gang that
+    grows with it, once a minute and less."""
+    await cluster.submit("j", 1, 5, 5)
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.whole("j"), 90, "it runs")
+    mute = cluster.add("n9")
+    mute.machine.promise = lambda *_args, **_more: None  # type: ignore[method-assign]
+    mute.start_agent()
+    await cluster.until(lambda: _forms_with(cluster, "n9"), 120, "it is tried")
+    before = cluster.job("j").generation
+    await asyncio.sleep(110)
+    after = cluster.job("j").generation
+    assert before is not None and after is not None
+    assert after.number <= before.number + 3, cluster.describe()
+
+
+def _forms_with(cluster: SimCluster, node: str) -> bool:
+    generation = cluster.job("j").generation
+    return generation is not None and generation.state == "forming" and node in generation.members

@@ -111,3 +111,46 @@ def test_a_shrink_that_overtakes_it_has_the_last_word(after: float) -> None:
         assert generation(c).token == formed, "and it stays so"
 
     simulate(2, scenario)
+
+
+def test_a_node_that_never_acknowledges_stops_a_gang_less_and_less_often() -> None:
+    """Its agent beats, and its pod says that it is ready. Before, the gang was stopped for it after each cool-down."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 3, 3)
+        await running(c, 2, limit=90)
+        mute = c.add("n3")
+        mute.machine.promise = lambda *_args, **_more: None  # type: ignore[method-assign]
+        mute.start_agent()
+        await c.until(lambda: bool(c.job("j").unanswered), 120, "it did not acknowledge")
+        await running(c, 2)
+        since = generation(c).number
+        await asyncio.sleep(500)
+        (late,) = c.job("j").unanswered
+        assert (late.node, late.times) == ("n3", 4), "tried again after 1, 2 and 4 minutes"
+        assert generation(c).number == since + 2 * (late.times - 1)
+        assert set(generation(c).members) == {"n1", "n2"} and c.whole("j")
+        assert nothing_spent(c)
+        c.add("n4").start_agent()
+        await running(c, 3, limit=TIMING.cooldown + 20)
+        assert set(generation(c).members) == {"n1", "n2", "n4"}, "another one may join meanwhile"
+
+    simulate(2, scenario)
+
+
+def test_a_job_that_needs_it_tries_at_once_and_then_less_and_less_often() -> None:
+    async def scenario(c: SimCluster) -> None:
+        mute = c.nodes["n2"].machine
+        promise, mute.promise = mute.promise, lambda *_args, **_more: None  # type: ignore[method-assign]
+        await c.submit("j", 2, 2, 2)
+        await c.until(lambda: any(one.times == 3 for one in c.job("j").unanswered), 300, "it is tried three times")
+        (late,) = c.job("j").unanswered
+        assert c.job("j").phase == "holding" and generation(c).number == 3
+        assert late.at > 2 * 1000 * TIMING.form_margin + 60_000, "the second time at once, the third after a minute"
+        mute.promise = promise  # type: ignore[method-assign]
+        await running(c, 2, limit=125 + TIMING.form_margin)
+        c.nodes["n1"].machine.worker_ends("uid-j", 0, signal=9)
+        assert await running(c, 2) < SOON, "it is as good as any other now"
+        assert not c.job("j").unanswered
+
+    simulate(2, scenario)

@@ -22,6 +22,7 @@ from nodeagent.plan.fairshare.queues import overbooked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.nodes.labels import tree
+from nodeagent.plan.nodes.unanswered import in_words, left_out
 
 Placed = tuple[str, Finding]
 """(where, what)"""
@@ -245,7 +246,7 @@ def judge_cluster(
 def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[Placed]:
     for name in sorted(states):
         (state, reason), host = states[name], cluster.nodes[name].facts.hostname
-        fix = f"on {host}: systemctl status nodeagent; journalctl -u nodeagent -n 50"
+        fix = _LOOK.format(host=host)
         if state in ("silent", "lost"):
             yield f"node/{name}", _error(f"{state}: {reason}", fix)
         elif state in ("cordoned", "draining", "drained"):
@@ -325,6 +326,9 @@ def _held(cluster: Cluster) -> Iterator[Placed]:
             yield f"node/{name}", _warning(what, fix)
 
 
+_LOOK = "on {host}: systemctl status nodeagent; journalctl -u nodeagent -n 50"
+
+
 def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:
     unfit: dict[str, list[tuple[str, Readiness]]] = defaultdict(list)
     for name, node in sorted(_live(cluster).items()):
@@ -347,6 +351,12 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
         elif silent := silence(cluster, job):
             yield f"job/{job.name}", _error(silent, fix)
+        for name, (late, until) in sorted(left_out(job, cluster.nodes, cluster.served).items()):
+            if cluster.live(name):
+                left = (until - cluster.served) / 1000
+                what = f"{in_words(late)}: job {job.name} goes on without it, and tries it again in {left:.0f} s"
+                host = cluster.nodes[name].facts.hostname
+                yield f"node/{name}", _warning(what, f"see whether {host} is there; {_LOOK.format(host=host)}")
         for name, ready in unfit.get(job.uid, ()):
             what = "lead" if ready.portless and not job.spec.several else "run"
             yield f"node/{name}", _warning(f"cannot {what} job {job.name}: {ready.reason}", fix)

@@ -7,7 +7,7 @@ compare-and-set picks one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Generation
@@ -30,14 +30,22 @@ from nodeagent.plan.nodes.candidates import strays
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import sick_members
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
+from nodeagent.plan.nodes.unanswered import remembered
 from nodeagent.plan.queueing import dependencies
 from nodeagent.plan.queueing.queue import queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
-from nodeagent.plan.steps import Activate, Decision, End, Remove
+from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
 
 
 def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
+    found = _decide(cluster, job, wall)
+    if isinstance(found.step, Propose | End) and (late := remembered(cluster, job)) is not None:
+        return replace(found, step=replace(found.step, unanswered=late))
+    return found
+
+
+def _decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.phase in TERMINAL:
         return _ended(cluster, job, wall)
     refusal = cluster.refused.get(job.uid)

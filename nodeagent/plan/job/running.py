@@ -24,6 +24,7 @@ from nodeagent.plan.nodes.availability import grace_left
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes
+from nodeagent.plan.nodes.unanswered import grows_at
 from nodeagent.plan.placing.placement import Placement
 from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
 from nodeagent.plan.steps import Decision, End, JudgeFault, Settle
@@ -311,6 +312,8 @@ def _join_roles(
 ) -> Decision | None:
     """Elastic roles that could have more places get them after the cool-down: what they wait for meanwhile."""
     newcomers = [c for c in placement.chosen if c.node not in generation.members]
+    if at := grows_at(job, cluster.served):
+        return Decision(None, (f"runs with {short}; there is room for more, later: {_HELD_UP}",), at)
     cool = millis(cluster.timing.cooldown)
     at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
@@ -392,6 +395,8 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
         asleep = f"; {', '.join(sorted(left, key=natural))} scaled in by name: scale again to use it" if left else ""
         return Decision(None, (f"{short}: {placement.short}{asleep}",))
     names = ", ".join(c.node for c in newcomers)
+    if at := grows_at(job, cluster.served):
+        return Decision(None, (f"{short}; {names} joins later: {_HELD_UP}",), at)
     cool = millis(cluster.timing.cooldown)
     at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
@@ -407,6 +412,9 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
     if job.control.target < wanted:
         cause = Cause(kind="share", text=f"{names} borrowed: nobody else needs it")
     return _propose_or_stay(cluster, job, cause, wall, left)
+
+
+_HELD_UP = "again and again a node did not acknowledge in time"
 
 
 def _regain(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:

@@ -23,6 +23,7 @@ from nodeagent.plan.nodes.candidates import Candidate, NodeKind, Standing, candi
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.nodes.unanswered import doubtful
 from nodeagent.plan.placing.counts import PlacesCount, RoleRoom, count_places, room_of
 from nodeagent.plan.placing.places import Ground, Layout, Site, had_places
 from nodeagent.plan.placing.topology import (
@@ -129,7 +130,7 @@ def _looked_at(cluster: Cluster, job: JobRecord) -> tuple[object, ...]:
     members = job.generation.members if job.generation is not None else None
     return (
         candidates(cluster, job), survivors(cluster, job), members, worn_nodes(cluster), spot_nodes(cluster),
-        job.control, job.spec, tree(cluster), may_move(cluster, job),
+        job.control, job.spec, job.unanswered, tree(cluster), may_move(cluster, job),
     )  # fmt: skip
 
 
@@ -166,10 +167,10 @@ def _warm(cluster: Cluster, job: JobRecord, node: str) -> bool:
     return ready is not None and ready.state == "ready" and not ready.warming
 
 
-def _welcome(cluster: Cluster, job: JobRecord, node: str) -> tuple[bool, bool, bool, int]:
+def _welcome(cluster: Cluster, job: JobRecord, node: str) -> tuple[bool, bool, bool, bool, int]:
     """Sort key: how gladly the job takes a node that it is not on."""
     leaving, old, spot = node in job.control.leaving, node in worn_nodes(cluster), node in spot_nodes(cluster)
-    return leaving, old, spot, -score(cluster, job, node)
+    return leaving, node in doubtful(job), old, spot, -score(cluster, job, node)
 
 
 def _by_welcome(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[list[str]]:

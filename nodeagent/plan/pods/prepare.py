@@ -21,6 +21,7 @@ from nodeagent.plan.nodes.candidates import (
 from nodeagent.plan.nodes.health import takes_work, worn_nodes
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.nodes.unanswered import doubtful
 from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
 from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
@@ -109,12 +110,12 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
     # Of a job that has all its nodes only the spare has to be found: nobody need look at all nodes for that.
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
-    spot, leaves = spot_nodes(cluster), kept if in_queue(job) else ()
+    spot, late, leaves = spot_nodes(cluster), doubtful(job), kept if in_queue(job) else ()
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
     def order(node: str, fit: bool) -> tuple[int, ...]:
-        last = node in kept, node in leaving, node in old, node in spot
+        last = node in kept, node in leaving, node in late, node in old, node in spot
         return *last, not fit, node not in begun, -score(cluster, job, node)
 
     takes = transfers(cluster).takes.get(job.uid, ())
@@ -127,7 +128,7 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
     elif arranged(cluster, job.spec):
         spares = _near_spares(cluster, job, lacked, rest, order)
     else:
-        every = bool(leaving or old or spot)
+        every = bool(leaving or late or old or spot)
         others = [] if missing else _not_begun(cluster, job, {*members, *begun}, every)
         spares = _first_spare(cluster, rest, others, begun, order)
     return frozenset(lacked.union(spares, (c.node for c in known if c.standing == "unfit")))

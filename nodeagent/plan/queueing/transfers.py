@@ -692,8 +692,11 @@ class TransferPlanner:
             return False
         if self._is_kept(node, job):
             return False
-        ready = self._cluster.nodes[node].readiness.get(job.uid)
+        record = self._cluster.nodes[node]
+        ready = record.readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._books.used.get(node, {}):
+            return False
+        if job.uid in record.unanswered:
             return False
         return self._books.suits(job, node, donor)
 

@@ -228,6 +228,7 @@ local function leave_generation(job, idle)
     count_idle(job)
   end
   local before, holders = named(job), next_holders(job, A.lost)
+  job.unanswered = A.unanswered or job.unanswered
   spend(job, A.spend)
   close_generation(job, A.spend)
   return before, holders
