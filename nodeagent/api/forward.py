@@ -4,7 +4,8 @@ work that only a node's own agent can do, and for its part of a job's output.
 
 The asking agent first checks the caller's permission; the other agent relies on that, as it relies on a ticket. Every
 wait is bounded. Must never forward a request twice, send anything to a server that is not the intended agent, or wait
-for an agent that sends no sign of life.
+for an agent that sends no sign of life. A node's record, which nobody signs, names the socket: who listens there must
+be root or this agent's own user; and what comes back is looked at before a caller gets it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
+from aiohttp import ClientRequest, web
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from nodeagent.agent.view import AgentView
@@ -35,7 +39,16 @@ SILENCE = 4.0
 """Seconds without a line or a sign of life after which another agent is given up (it may be frozen)."""
 BUFFER = 2**16
 """Bytes read ahead of each agent; a line may be twice as long (16 KiB of output, six bytes each at worst)."""
-
+ANSWER = 16 * 2**20
+"""The most bytes of an answer that is no output."""
+REFUSAL = 2**16
+"""The same of a refusal in the place of output."""
+WORDS = 1000
+"""The most characters of it that a caller is shown."""
+LINE: Mapping[str, type] = {
+    "rank": int, "stream": str, "node": str, "generation": int, "time": str, "text": str, "partial": bool,
+}  # fmt: skip
+"""What a line of output has. One of a job of several roles may have a ``place``, too."""
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ApiError)
 """Errors that asking another agent may raise."""
@@ -80,6 +93,20 @@ def way_to(view: AgentView, node: NodeRecord) -> Way | str:
     )
 
 
+class _AgentsSocket(aiohttp.UnixConnector):
+    """Nothing is sent to a process of another user, whatever path it listens at."""
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        found = await super()._create_connection(req, traces, timeout)
+        uid, _ = auth.peer_of(found.transport)
+        if uid not in (0, os.geteuid()):
+            found.close()
+            raise PeerRefusedError(f"user {uid} listens at {self.path}, who is not the agent's")
+        return found
+
+
 @asynccontextmanager
 async def asked(
     view: AgentView, way: Way, method: str, path: str, who: Caller, *, query: Mapping[str, str], json: Any = None
@@ -90,7 +117,7 @@ async def asked(
     connector = (
         aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(bytes.fromhex(way.certificate)))
         if way.remote
-        else aiohttp.UnixConnector(path=way.socket)
+        else _AgentsSocket(path=way.socket)
     )
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=BUFFER) as session:
         headers = {"Authorization": await _ticket(session, view, way, method, url, who)} if way.remote else {}
@@ -143,7 +170,7 @@ async def elsewhere(
     who = await auth.caller(request, view.config.jobs)
     try:
         async with asked(view, way, request.method, request.path, who, query={OWN_ONLY: "1"}, json=body) as response:
-            return web.json_response(await response.json(), status=response.status)
+            return web.json_response(await _object(response, ANSWER), status=response.status)
     except (*FAILURES, ValueError) as error:
         unknown = "" if request.method == "GET" else "; it is not known whether it was done"
         raise ApiError(
@@ -165,16 +192,55 @@ async def peer_lines(
             return  # it does not know the job yet, or not any more
         if response.status != 200:
             raise PeerRefusedError(await _refusal(response))
-        async for raw in response.content:
-            line = json.loads(raw)
+        while raw := await _raw_line(response):
+            line = _read(raw)
             if "end" in line:
                 return
-            yield line
+            yield _checked(line, way.node)
         raise ConnectionResetError("its agent hung up")
+
+
+async def _raw_line(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await response.content.readline()
+    except LineTooLong as error:
+        raise PeerRefusedError("it sent a line that is too long") from error
+
+
+def _read(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise PeerRefusedError("what it sent is no JSON, or none that it would send") from error
+    if not isinstance(found, dict):
+        raise PeerRefusedError("what it sent is no JSON object")
+    return found
+
+
+def _checked(line: Line, node: str) -> Line:
+    """The same line, without what no line has; an empty one stays so. Raises PeerRefusedError if it is none of this
+    node's."""
+    if not line:
+        return line
+    if any(type(line.get(name)) is not kind for name, kind in LINE.items()) or line["node"] != node:
+        raise PeerRefusedError("it sent a line that is no output of its node")
+    kept = {name: line[name] for name in LINE}
+    place = line.get("place")
+    return kept | {"place": place} if isinstance(place, str) else kept
+
+
+async def _object(response: aiohttp.ClientResponse, most: int) -> dict[str, Any]:
+    """The JSON object that an answer of at most so many bytes is. Raises one of ``FAILURES``."""
+    found = bytearray()
+    async for part in response.content.iter_chunked(BUFFER):
+        found += part
+        if len(found) > most:
+            raise PeerRefusedError(f"its answer has more than {most} bytes")
+    return _read(bytes(found))
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
     try:
-        return str((await response.json())["error"]["message"])
-    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+        return str((await _object(response, REFUSAL))["error"]["message"])[:WORDS]
+    except (*FAILURES, KeyError, TypeError):
         return f"its agent answered {response.status}"

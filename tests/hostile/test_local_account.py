@@ -342,3 +342,51 @@ def test_stop_without_a_name(agent: LiveAgent, verb: str) -> None:
     method, path = {"stop": ("POST", "/v1/jobs/only/stop"), "delete": ("DELETE", "/v1/jobs/only")}[verb]
     answers = attack(agent, ASK, [(method, path, '{"request_id": "r"}')])
     assert f"job 'only' belongs to {name_of(ORDINARY)}; {NAME} may read it, not change it" in refusals(answers, 403)
+
+
+LISTENS = """
+import json, os, socket, sys, threading
+path, uid, body = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+listens = socket.socket(socket.AF_UNIX)
+listens.bind(path)
+os.chmod(path, 0o777)
+listens.listen(8)
+print("listens", flush=True)
+head = b"HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
+def serve(link):
+    asked = link.recv(4096)
+    print("asked" if asked else "left", flush=True)
+    if asked:
+        link.sendall(head + body)
+while True:
+    threading.Thread(target=serve, args=(listens.accept()[0],)).start()
+"""
+
+
+def test_a_socket_of_his_that_a_nodes_record_names_is_asked_nothing(agent: LiveAgent) -> None:
+    """Who can write to Redis can name any path there. Root's agent asked whoever listened, and users were shown what he
+    answered: as a node's output, and as its diagnosis."""
+    folder = Path(agent.view.near["n2"]).parent
+    folder.mkdir()
+    os.chown(folder, ATTACKER, ATTACKER)
+    forged = {"rank": 0, "stream": "stdout", "node": "n2", "generation": 1, "time": "", "text": "x", "partial": False}
+    body = json.dumps(forged) + '\n{"end": true}\n'
+    command = [sys.executable, "-c", LISTENS, agent.view.near["n2"], str(ATTACKER), body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listening:
+        try:
+            assert listening.stdout is not None
+            assert listening.stdout.readline() == "listens\n"
+            agent.submit(spec())
+            agent.until(lambda: bool(agent.view.cluster().jobs))
+            shown = CliRunner().invoke(cli, ["--agent", agent.socket, "logs", "digits"]).output
+            assert f"user {ATTACKER} listens at {agent.view.near['n2']}, who is not the agent's" in " ".join(
+                shown.split()
+            )
+            assert "stdout" not in shown
+            answers = attack(agent, ASK, [("GET", "/v1/nodes/n2/diag", "")], ORDINARY)
+            assert [status for status, _ in answers] == [503]
+            assert "who is not the agent's" in answers[0][1]["error"]["message"]
+            assert [listening.stdout.readline() for _ in range(2)] == ["left\n"] * 2
+        finally:
+            listening.kill()

@@ -101,7 +101,11 @@ MET: dict[str, tuple[str, str]] = {
     "agent/repaircommands.py": ("raw_decode", CHILD),
     "agent/savedview.py": ("loads", FILE + "; each line is signed"),
     "agent/serve.py": ("connect", "the store"),
-    "api/forward.py": ("loads", "another agent, by https with the cluster's certificate"),
+    "api/forward.py": (
+        "loads",
+        "another agent, by https with the cluster's certificate, or at the socket of root or the agent's own user; "
+        "bounded, and what is no JSON, or is nested too deeply, is refused",
+    ),
     "api/requests.py": ("loads", CALLERS),
     "api/server.py": ("connect", "its own socket's path: whether somebody listens there"),
     "diag/crew.py": ("loads", CHILD),
