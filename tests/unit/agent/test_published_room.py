@@ -58,7 +58,7 @@ async def published(statuses: Mapping[str, PodStatus], cluster: Cluster) -> dict
 
     host, reach = SimpleNamespace(status=lambda: statuses), SimpleNamespace(unreachable={})
     context = cast(AgentContext, SimpleNamespace(node="n1", host=host))
-    lease = cast(Membership, SimpleNamespace(publish=publish))
+    lease = cast(Membership, SimpleNamespace(publish=publish, facts=sample_node("n1").facts))
     await Publisher(context, lease, OwnMachine(), cast(Reach, reach)).publish(cluster)
     return given[0]
 
