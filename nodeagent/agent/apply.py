@@ -14,6 +14,7 @@ from typing import TypedDict, TypeVar
 import structlog
 from pydantic import ValidationError
 
+from nodeagent.agent.comparison import Comparison
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
@@ -23,6 +24,7 @@ from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.base import first_error
 from nodeagent.model.job import RETENTION, BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
+from nodeagent.osutil.clock import Clock
 from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
 from nodeagent.pods.base import PodHost, StartOrder
@@ -77,6 +79,7 @@ class Applier:
         self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
         self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._undecided = context.undecided
+        self._comparison = Comparison(lease, store=context.store, snapshot=context.snapshot, clock=context.clock)
         self._logged: dict[str, object] = {}
         self._refusals: dict[str, dict[str, _Refused]] = {}
         """By job and kind of step, of jobs of which no step has gone through since."""
@@ -338,7 +341,11 @@ class Applier:
         code = refusal.code if isinstance(refusal, StoreRefusedError) else FAILED
         self._log.debug("refused", code=code, why=str(refusal))
         self._warn_when_long(uid, kind, code, str(refusal))
+        before = self._snapshot.job(uid)
         await self._lease.beat()
+        after = self._snapshot.job(uid)
+        if before is not None and after is not None and before.rev == after.rev:
+            await self._comparison.written_over(uid, refusal)
         return False
 
     def _warn_when_long(self, uid: str, kind: str, code: str, why: str) -> None:
@@ -374,13 +381,17 @@ def _counted(job: JobRecord, spend: BudgetEntry | None) -> BudgetEntry | None:
 class CommitRequests:
     """Those of one node."""
 
-    def __init__(self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
+    def __init__(
+        self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal, clock: Clock
+    ) -> None:
         self._seal = seal
+        self._comparison = Comparison(lease, store=store, snapshot=snapshot, clock=clock)
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
     async def carry(self) -> None:
-        """Carry out all requests of now. Raises StoreUnavailableError: the requests stay for another time."""
+        """Carry out all requests of now. Raises StoreUnavailableError and StoreRefusedError: the requests stay for
+        another time."""
         for uid, status in self._host.status().items():
             wanted = status.commit
             if wanted is None:
@@ -398,7 +409,7 @@ class CommitRequests:
                     uid, wanted.token, lease.node, lease.incarnation, wanted.name, wanted.step, wanted.order, signature
                 )
             except StoreRefusedError as refusal:
-                if refusal.code == "recovering":
+                if refusal.code == "recovering" or await self._comparison.written_over(uid, refusal):
                     continue  # it is decided when every agent has sent what it knows
                 log.warning("not committed", code=refusal.code, why=str(refusal))
                 self._host.committed(uid, wanted, str(refusal))

@@ -125,7 +125,7 @@ class Agent:
         )
         self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
         commits = CommitRequests(
-            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal
+            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal, clock=self._clock
         )
         own = OwnPods(
             context, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,

@@ -112,6 +112,8 @@ class Membership:
         self._saved_sent: Saved | None = None
         self.notes: list[Note] = []
         """For the event log: they go with the next beat."""
+        self._distrusted: set[str] = set()
+        """Records (``job:<uid>``) that are not what was read at their revision: the next beat says so."""
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
@@ -288,6 +290,7 @@ class Membership:
                 self._unusable(refusal)
                 raise
             self.unusable = ""
+            self._distrusted.difference_update(beat.damaged)
             if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
@@ -334,24 +337,25 @@ class Membership:
                 generation.members.get(self.node) if generation.state != "ended" else None
             )
             if holder is not None and holder.life == life:
-                out.append(
-                    OwnJob(
-                        uid=job.uid, rev=job.rev, generation=f"{generation.number} {generation.id} {generation.state}"
-                    )
-                )
+                stands = f"{generation.number} {generation.id} {generation.state} {job.phase}"
+                out.append(OwnJob(uid=job.uid, rev=job.rev, stands=stands))
         return tuple(sorted(out, key=lambda job: job.uid)[:MOST_RUNS])
 
     def _damaged(self) -> tuple[str, ...]:
         """Records that only damage can have made what they are, where all agents have this version: another one may
         write what this one cannot read."""
-        unread = self._snapshot.unread
+        unread = self._distrusted.union(self._snapshot.unread)
         if not unread or self._snapshot.rereads or not self._snapshot.one_version(self.facts.agent_version):
             return ()
         return tuple(nsmallest(MOST_DAMAGED, unread))
 
+    def distrust(self, record: str) -> None:
+        """Somebody wrote over this record: the next beat has it restored."""
+        self._distrusted.add(record)
+
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""
-        up_to_date = self._saved() == self._saved_sent and not self.notes
+        up_to_date = self._saved() == self._saved_sent and not self.notes and not self._distrusted
         return not up_to_date or self._facts_due or self._readiness_due(now) or self._pods_due(now)
 
     @property
@@ -399,6 +403,7 @@ class Membership:
         if beat.saved is not None:
             self._saved_sent = beat.saved
         del self.notes[: len(beat.notes)]
+        self._distrusted.difference_update(beat.damaged)
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
         self.beat_sent = sent

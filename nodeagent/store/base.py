@@ -214,6 +214,11 @@ class Store(Protocol):
         returns the job. No event, because no agent has to act on it."""
         ...
 
+    async def differs(self, job: JobRecord, era: str) -> bool:
+        """Whether the job's record in the store is another one than this, of the same revision in this era: somebody
+        wrote over it. False if it cannot be read now. Of a large gang this costs as much as reading all of it."""
+        ...
+
     async def end(self, ending: Ending) -> JobRecord:
         """See Ending."""
         ...

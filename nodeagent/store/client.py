@@ -97,6 +97,8 @@ QUEUES = "queues"
 """The record of the queues."""
 WINDOWS = "windows"
 """The record of the maintenance windows."""
+WHOLE_EACH = 8
+"""Every so many beats, one is no usual case (``_usual_beat.lua``)."""
 NEVER = 2**53
 """A revision above all others."""
 NEW_RECORD = frozenset({"submit", "read"})
@@ -237,6 +239,10 @@ class RedisStore:
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
         arguments["runs"] = [job.model_dump() for job in beat.runs]
+        if beat.runs and beat.seq % WHOLE_EACH == 0:
+            own = beat.runs[beat.seq // WHOLE_EACH % len(beat.runs)]
+            if texts := self._decoder.decided_by(own.uid, own.rev, beat.era):
+                arguments["seen"] = {"uid": own.uid, "rev": own.rev, "texts": texts}
         arguments |= {"damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         if beat.ahead:
@@ -353,6 +359,18 @@ class RedisStore:
         checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order, signature=signature)
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
+
+    async def differs(self, job: JobRecord, era: str) -> bool:
+        try:
+            flat, _, is_of = await self._calls.step("read", {"uid": job.uid}, always)
+        except StoreRefusedError:
+            return False
+        if is_of != era or codec.pairs(flat).get("rev") != str(job.rev) or self._decoder.has(job.uid, flat, era):
+            return False
+        try:
+            return job != codec.decode_job(flat)
+        except ValueError:
+            return True
 
     async def end(self, ending: Ending) -> JobRecord:
         arguments = ended_by(ending) | {

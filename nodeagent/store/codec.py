@@ -74,7 +74,9 @@ NAMES = 8192
 """Quoted names that stay cached: of fields, nodes and jobs."""
 ROW = "row:"
 """Prefix of the fields of a day's use."""
-SCRIPTS_OWN = {"min", "max", "array", "at_once", "active_number", "active_id"}
+BY_SPEC = ("min", "max", "array", "at_once")
+"""Fields of a job, for the scripts, that follow from its spec."""
+SCRIPTS_OWN = {*BY_SPEC, "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
 }  # fmt: skip
@@ -252,12 +254,18 @@ def _utc(at: float | None) -> str:
     return f"{datetime.fromtimestamp(at or 0.0, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def _by_spec(spec: JobSpec) -> dict[str, str]:
+    """The fields for the scripts that follow from the spec."""
+    size = _bounds(spec)
+    flat = {"min": str(size.min), "max": str(size.max)}
+    if spec.array is not None:
+        flat |= {"array": spec.array.id, "at_once": str(spec.array.at_once)}
+    return flat
+
+
 def encode_job(job: JobRecord) -> dict[str, str]:
     """The flat hash of a job, as ``decode_job`` reads it."""
-    size = _bounds(job.spec)
-    flat = {"min": str(size.min), "max": str(size.max)}
-    if job.spec.array is not None:
-        flat |= {"array": job.spec.array.id, "at_once": str(job.spec.array.at_once)}
+    flat = _by_spec(job.spec)
     flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"generation", "active"})
     if job.generation is not None:
         flat |= _flatten(job.generation, GENERATION_TEXT, GENERATION_FLAG, GENERATION_MAPS, set(), "generation_")
@@ -345,6 +353,8 @@ def decode_part(flat: Sequence[str]) -> JobRecord:
     if "active_id" in fields:
         job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
     record = from_json(JobRecord, _object(job))
+    if {name: fields[name] for name in BY_SPEC if name in fields} != _by_spec(record.spec):
+        raise ValueError("its least or most nodes, or its array, are not those of its spec")
     if record.name != record.spec.name:  # names become folders, and only the spec's name was checked
         raise ValueError(f"a job's record has the name {record.name!r}, its spec {record.spec.name!r}")
     _share_all_names(record)

@@ -40,6 +40,14 @@ PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 COMPARED = ("rev", "phase", "generation_number", "generation_id", "generation_state")
 """What of a record must be as the news of a wake say: by these an agent starts, stops and ends its workers."""
+DECIDED_BY = (
+    "name", "owner", "phase", "control", "min", "max", "array", "at_once", "not_before", "restart_done",
+    "active_number", "active_id", "checkpoint", "generation_control_rev", "generation_address", "generation_seal",
+)  # fmt: skip
+"""Fields by which steps decide, or agents that read the whole record. A difference brings them only where a step has
+changed them."""
+SHOWN = 2048
+"""Characters of a text that a beat carries."""
 _UNCHANGED = frozenset({"uid", "name", "owner", "spec", "admission", "control"})
 """What no step of a gang changes."""
 _KINDS = {**GENERATION_MAPS, **JOB_MAPS}
@@ -154,6 +162,20 @@ class Decoder:
         if rev is None or stored is None or not (rev + stored).isdecimal() or int(rev) > int(stored):
             return False
         return rest == others
+
+    def decided_by(self, uid: str, rev: int, era: str) -> dict[str, str]:
+        """Texts of the fields ``DECIDED_BY`` at this revision, but long ones; empty where there is no field. Nothing if
+        the job is not known of this revision."""
+        read = self._read.get(uid)
+        if read is None or (read.job.rev, read.era) != (rev, era):
+            return {}
+        texts = {field: read.plain.get(field, "") for field in DECIDED_BY}
+        return {field: text for field, text in texts.items() if len(text) <= SHOWN}
+
+    def has(self, uid: str, flat: Sequence[str], era: str) -> bool:
+        """Whether the job is known here in just these texts."""
+        read = self._read.get(uid)
+        return read is not None and read.era == era and read.fields == pairs(flat)
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         """A node's record, decoded as ``codec.decode_node`` does."""

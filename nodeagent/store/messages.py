@@ -148,8 +148,8 @@ class OwnJob(Record):
 
     uid: str
     rev: int = 0
-    generation: str = ""
-    """Number, id and state of its newest generation at that revision."""
+    stands: str = ""
+    """Number, id and state of its newest generation, and its phase, at that revision."""
 
 
 class Beat(Record):

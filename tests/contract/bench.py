@@ -144,8 +144,10 @@ class Bench:
         damaged: tuple[str, ...] = (),
         silent: str = "",
         ahead: dict[str, int] | None = None,
+        own: JobRecord | None = None,
     ) -> BeatReply:
-        """As an agent does, after its lease process has renewed for ``length`` ms."""
+        """As an agent does, after its lease process has renewed for ``length`` ms. ``own``: a job that runs on the node
+        as its view has it; ``runs``: of which it has only the name."""
         self._seq[node] = self._seq.get(node, 0) + 1
         life = (incarnation or self.lives[node]).life
         renewed = await self._renew(node, life, await self.era(), length)
@@ -162,7 +164,7 @@ class Bench:
                 pods=pods,
                 saved=saved,
                 notes=notes,
-                runs=tuple(OwnJob(uid=uid) for uid in runs),
+                runs=(*(OwnJob(uid=uid) for uid in runs), *([as_own(own)] if own is not None else [])),
                 damaged=damaged,
                 silent=silent,
                 ahead=ahead or {},
@@ -421,6 +423,12 @@ async def dumped(link: StoreLink, key: str) -> list[str]:
         flat = await link.ask("ZRANGE", key, 0, -1, "WITHSCORES")
         return ["ZADD", *(word for pair in zip(flat[1::2], flat[::2], strict=True) for word in pair)]
     return []
+
+
+def as_own(job: JobRecord) -> OwnJob:
+    """What an agent says of a job that runs on its node."""
+    token = generation(job)
+    return OwnJob(uid=job.uid, rev=job.rev, stands=f"{token.number} {token.id} {token.state} {job.phase}")
 
 
 def generation(job: JobRecord) -> Generation:

@@ -463,11 +463,108 @@ async def test_a_step_does_not_read_a_job_above_the_revision_of_the_store(bench:
 
 
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
-    """Its record is no proof that its workers are gone."""
-    job, _ = await trained(bench)
+    """That its record is gone is no proof that its workers are."""
+    job, view = await trained(bench)
     await bench.take("node:n2")
-    job = await bench.propose(job, "n1")
+    assert "node:n2" in await refused("recovering", bench.propose(job, "n1"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    job = await bench.propose((await read_after(bench)).jobs["u1"], "n1")
     assert set(generation(job).holders) == {"n1", "n2"}
+
+
+GHOST = '{"node":"x","life":"x","devices":["cpu0"],"group_rank":5,"first_rank":9,"workers":1}'
+
+
+async def written(bench: Bench, field: str, text: str) -> None:
+    """Somebody writes one field of the job, and leaves its revision; nothing: removes it."""
+    async with bench.calls.link() as link:
+        key = bench.calls.prefix + "job:u1"
+        await (link.ask("HSET", key, field, text) if text else link.ask("HDEL", key, field))
+
+
+@pytest.mark.parametrize("kind", ["holder", "member"])
+@pytest.mark.parametrize("how", ["propose", "end"])
+async def test_a_holder_that_no_step_has_made_holds_no_generation_up(bench: Bench, kind: str, how: str) -> None:
+    """There is no such node: nobody would ever let go, and each later generation waited for it."""
+    job, view = await trained(bench)
+    await written(bench, f"{kind}:x", GHOST)
+    step = bench.propose(job, "n1", "n3") if how == "propose" else bench.end(job, "holding")
+    assert "node:x" in await refused("recovering", step)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"] == job, "nothing was changed"
+    job = await bench.propose(job, "n1", "n3")
+    assert set(generation(job).holders) == {"n1", "n2"}
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+
+
+async def test_nor_does_one_that_all_have_read(bench: Bench) -> None:
+    """They give it back with the job; it is known by then that there is no such node."""
+    job, _ = await trained(bench)
+    await written(bench, "holder:x", GHOST)
+    view = await read(bench)
+    assert "node:x" in await refused("recovering", bench.propose(job, "n1"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    assert "x" in generation((await read_after(bench)).jobs["u1"]).holders
+    assert set(generation(await bench.propose(job, "n1")).holders) == {"n1", "n2"}
+
+
+@pytest.mark.parametrize(("field", "text"), [("phase", "failed"), ("phase", "paused"), ("member:n1", "")])
+async def test_each_look_at_an_own_job_finds_what_says_something_else(bench: Bench, field: str, text: str) -> None:
+    job, view = await trained(bench)
+    reply = view.reply
+    for _ in range(20):
+        await bench.beat("n1", rev=reply.rev, era=reply.era, own=job)
+    await written(bench, field, text)
+    looks = [reported(bench.beat("n1", rev=reply.rev, era=reply.era, own=job)) for _ in range(2)]
+    assert any("job:u1" in refusal for refusal in [await look for look in looks])
+
+
+UNSEEN = {
+    "max": "0", "min": "9", "array": "x", "at_once": "1", "control": '{"rev":99,"target":3,"restart":0}',
+    "active_id": "x", "checkpoint": '{"name":"evil","step":9,"number":999999,"order":1}',
+    "not_before": "99999999999", "owner": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", UNSEEN)
+async def test_each_eighth_beat_finds_a_field_that_somebody_wrote_over(bench: Bench, field: str) -> None:
+    job, view = await trained(bench)
+    reply, refusals = view.reply, list[str]()
+    await written(bench, field, UNSEEN[field])
+    for _ in range(8):
+        refusals.append(await reported(bench.beat("n1", rev=reply.rev, era=reply.era, own=job)))
+    assert sum("job:u1" in refusal for refusal in refusals) == 1
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    assert (await read_after(bench)).jobs["u1"] == job
+    assert not await bench.store.differs(job, (await bench.beat("n1")).era)
+
+
+@pytest.mark.parametrize("field", [*UNSEEN, "phase", "holder:x", "report:n1", "spec", "since"])
+async def test_who_asks_finds_out_that_a_record_is_another_one(bench: Bench, field: str) -> None:
+    job, view = await trained(bench)
+    era = view.reply.era
+    assert not await bench.store.differs(job, era)
+    await written(bench, field, {**UNSEEN, "phase": "failed", "holder:x": GHOST, "report:n1": "0 succeeded {}",
+                                 "spec": "{}", "since": "99"}[field])  # fmt: skip
+    assert await bench.store.differs(job, era)
+    assert not await bench.store.differs(job, "another"), "of a view of another era nothing is known"
+
+
+async def test_a_record_that_a_step_has_changed_is_no_other_one(bench: Bench) -> None:
+    """Whoever lost a race may ask at any time."""
+    job, view = await trained(bench)
+    newer = await bench.report(job, "n2", "failed", "exit 1")
+    for one in (job, newer):
+        assert not await bench.store.differs(one, view.reply.era)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "job:u1", "phase", "failed")
+    assert not await bench.store.differs(job, view.reply.era), "there is a newer one"
+    assert await bench.store.differs(newer, view.reply.era)
 
 
 @pytest.mark.parametrize("text", ["life evil", "left 1", "lost 1"])

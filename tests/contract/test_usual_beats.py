@@ -78,13 +78,13 @@ class Hand:
         rev = meta(self.server.data.keys).get("rev") or ""
         now = int(rev) if rev.isdecimal() else 0
         token = generation(self.job)
-        runs = [{"uid": self.job.uid, "rev": self.job.rev, "generation": f"{token.number} {token.id} active"}]
+        runs = [{"uid": self.job.uid, "rev": self.job.rev, "stands": f"{token.number} {token.id} active running"}]
         about: dict[str, object] = {
             "node": node, "life": self._seldom("another", self.bench.lives[node].life), "start": self._seldom(2, 1),
             "seq": self._seldom(1, self.seq), "rev": self._seldom(max(1, now - 1), now),
             "top": self._seldom(now + 1, 0), "era": self._seldom("another", self.era),
             "silent": self._seldom("9 n9 x", self.silent),
-            "runs": self._seldom([{"uid": "u9", "rev": 0, "generation": ""}], runs if node in ("n1", "n2") else []),
+            "runs": self._seldom([{"uid": "u9", "rev": 0, "stands": ""}], runs if node in ("n1", "n2") else []),
             "damaged": self._seldom([f"job:{self.job.uid}"], []),
             "pods": self.random.choice(([], [{"uid": self.job.uid, "body": "{}"}])),
             "notes": self._seldom([{"kind": "Note", "text": "t"}], []),

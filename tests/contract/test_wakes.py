@@ -13,9 +13,9 @@ from nodeagent.model.node import Readiness
 from nodeagent.store.client import JOBS_COMPARED, RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.messages import Beat, OwnJob, Settlement, Woken
+from nodeagent.store.messages import Beat, Settlement, Woken
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import BOUND, LONG, RedisBench, generation, refused
+from tests.contract.bench import BOUND, LONG, RedisBench, as_own, generation, refused
 from tests.inprocess.lease import renew_lease
 
 pytestmark = pytest.mark.redis
@@ -315,7 +315,7 @@ async def test_who_has_read_more_of_a_job_than_there_is_finds_the_store_damaged(
     before = await bench.active(await bench.submit(), "n1", "n2")
     view = await bench.beat("n1")
     job = await bench.report(before, "n1")
-    own = OwnJob(uid=job.uid, rev=job.rev, generation=f"{generation(job).number} {generation(job).id} active")
+    own = as_own(job)
     async with wakes.links.one() as link:
         await link.ask("HSET", f"{wakes.prefix}job:{job.uid}", "rev", before.rev)
         await link.ask("ZADD", f"{wakes.prefix}changes", before.rev, f"job:{job.uid}")

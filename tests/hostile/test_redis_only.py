@@ -289,6 +289,51 @@ async def test_no_field_of_meta_stops_the_store_whatever_stands_in_it(cluster: C
         await refused("name_taken", cluster.bench.submit("u2"))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "HSET job:u1 phase failed",
+        "HSET job:u1 phase succeeded",
+        "HSET job:u1 max 0",
+        "HSET job:u1 min 9",
+        "HSET job:u1 array x",
+        'HSET job:u1 control {"rev":99,"target":2,"restart":0}',
+        "HSET job:u1 active_id evil",
+        'HSET job:u1 checkpoint {"name":"evil","step":9,"number":999999,"order":1}',
+        "HSET job:u1 not_before 99999999999",
+        "HDEL job:u1 member:n1",
+    ],
+)
+async def test_a_field_that_no_difference_brings(cluster: Cluster, command: str) -> None:
+    """Nobody reads it, and each step decides by it: some beats compare it. Else the job never recovers from its next
+    fault, and an agent that starts reads it."""
+    before, era = cluster.job(), cluster.leases[0]._snapshot.era
+    assert before is not None
+    await cluster.attack(command)
+    async with asyncio.timeout(BOUND):
+        while cluster.leases[0]._snapshot.era == era:
+            await cluster.beats()
+    await cluster.until_whole(before)
+    for at, lease in enumerate(cluster.leases):
+        job = cluster.job(at)
+        assert job is not None
+        assert not await cluster.store.differs(job, lease._snapshot.era)
+    await cluster.bench.propose(before, "n1")
+
+
+@pytest.mark.parametrize("kind", ["holder", "member"])
+async def test_a_node_that_there_is_not_holds_no_generation_up(cluster: Cluster, kind: str) -> None:
+    """Nobody would let go, and the next generation formed for ever."""
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack(f'HSET job:u1 {kind}:x {{"node":"x","life":"x","devices":["cpu0"]}}')
+    assert "node:x" in await refused("recovering", cluster.bench.propose(before, "n1"))
+    await cluster.until_whole(before)
+    job = await cluster.bench.propose(before, "n1")
+    assert job.generation is not None
+    assert set(job.generation.holders) == {"n1", "n2"}
+
+
 async def test_a_second_job_of_the_name_is_refused_at_every_moment(cluster: Cluster) -> None:
     before = cluster.job()
     assert before is not None

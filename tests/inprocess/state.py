@@ -52,8 +52,10 @@ class State:
     @property
     def jobs(self) -> dict[str, JobRecord]:
         """Uid to record, of all that can be read."""
-        found = {}
-        for uid, fields in self._records("job:").items():
+        found, records = {}, self._records("job:")
+        if len(self._jobs) > len(records):  # who gives one back may give another of the same revision
+            self._jobs = {uid: known for uid, known in self._jobs.items() if uid in records}
+        for uid, fields in records.items():
             rev, known = fields.get("rev", ""), self._jobs.get(uid)
             if known is None or known[0] != rev:
                 flat = [word for pair in fields.items() for word in pair]

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from nodeagent.agent import savedview
+from nodeagent.agent.comparison import Comparison
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver
@@ -601,6 +602,40 @@ def the_steps_count_by_any_times(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("if seconds and math.abs(tonumber(meta[field]) - 1000 * seconds) > 1 then", "if false then"))
 
 
+def holders_need_not_be_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A generation waits for whoever is named, whether there is such a node or not."""
+    change(patch, ("  return out, unknown\n", "  return out\n"))
+
+
+def any_phase_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """A record says that its job has ended, and its revision is the one that all have read."""
+    change(
+        patch,
+        ("(own.stands ~= stands or", "(string.match(own.stands, '^(.*) ') ~= string.match(stands, '^(.*) ') or"),
+        ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"),
+    )
+
+
+def members_need_not_be_there(patch: pytest.MonkeyPatch) -> None:
+    """A node's job that does not name the node, at the revision at which it did, is as it was."""
+    change(patch, (" or not held or held.life ~= asked.life) then", ") then"))
+
+
+def texts_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """No beat looks whether a record has another control than its members have read."""
+    change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
+
+
+def refusals_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """An agent that is refused for what the record says asks again and again."""
+
+    async def never(_self: Comparison, _uid: str, _refusal: object) -> bool:
+        return False
+
+    patch.setattr(Comparison, "written_over", never)
+    change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
+
+
 def any_number_of_beats_is_believed(patch: pytest.MonkeyPatch) -> None:
     """Every beat with a lower number than the record's came late."""
     change(patch, ("if tonumber(node.seq) > A.seq + SEQ_AHEAD then", "if false then"))
@@ -637,6 +672,11 @@ MUTANTS = (
     Mutant(a_copy_of_another_revision_agrees, provocations.its_record_denies_a_nodes_life),
     Mutant(marks_of_removals_are_believed, provocations.it_is_marked_as_removed),
     Mutant(the_steps_count_by_any_times, provocations.its_node_dies_while_no_gap_is_short),
+    Mutant(holders_need_not_be_nodes, provocations.its_record_names_a_node_that_there_is_not),
+    Mutant(any_phase_is_believed, provocations.its_record_says_that_it_has_failed),
+    Mutant(members_need_not_be_there, provocations.its_record_lacks_a_member),
+    Mutant(texts_are_not_compared, provocations.its_control_is_another_one),
+    Mutant(refusals_are_believed, provocations.its_record_may_not_be_large_enough),
     Mutant(any_number_of_beats_is_believed, provocations.its_record_counts_ahead),
     Mutant(a_record_may_call_its_own_life_dead, provocations.its_record_calls_its_life_dead),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),

@@ -725,6 +725,76 @@ async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("j") and only not in members(cluster), 60, "moved")
 
 
+async def _somebody_writes(cluster: SimCluster, field: str, text: str) -> None:
+    """Into the record of the job, whose revision stays."""
+    value = cluster.server.value("job:uid-j")
+    assert isinstance(value, dict)
+    await cluster.damage_store({"job:uid-j": {**value, field: text}})
+
+
+async def its_record_names_a_node_that_there_is_not(cluster: SimCluster) -> None:
+    """Somebody writes it among the members of the job that runs, and then a worker dies."""
+    await started(cluster, 2, 3)
+    text = '{"node":"x","life":"x","devices":["cpu0"],"group_rank":5,"first_rank":9,"workers":1}'
+    await _somebody_writes(cluster, "member:x", text)
+    cluster.nodes[members(cluster)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.job("j").restarts == 1, 60, "replaced")
+
+
+async def its_record_says_that_it_has_failed(cluster: SimCluster) -> None:
+    """Somebody writes that; an agent starts anew, and reads the whole record: it would remember for days that the job
+    has ended, and not run it again."""
+    await started(cluster, 2, 3)
+    before = pids(cluster)
+    await _somebody_writes(cluster, "phase", "failed")
+    await asyncio.sleep(10)
+    node = cluster.nodes[members(cluster)[-1]]
+    await node.kill_agent()
+    node.start_agent()
+    await asyncio.sleep(10)
+    assert pids(cluster) == before, "nothing that runs is hurt"
+    node.machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.whole("j") and cluster.job("j").restarts == 1,
+                        60, "replaced")  # fmt: skip
+    assert node.name in members(cluster)
+
+
+async def its_record_lacks_a_member(cluster: SimCluster) -> None:
+    """Somebody removes one, which is to leave the gang later, and is stuck by then."""
+    await started(cluster, 2, 3)
+    last = members(cluster)[-1]
+    value = cluster.server.value("job:uid-j")
+    assert isinstance(value, dict)
+    await cluster.damage_store({"job:uid-j": {f: text for f, text in value.items() if f != f"member:{last}"}})
+    await asyncio.sleep(10)
+    cluster.nodes[last].freeze_agent()
+    await cluster.scale("j", "scalein", nodes=[last])
+    await asyncio.sleep(8)
+    cluster.nodes[last].thaw()
+    await cluster.until(lambda: cluster.whole("j") and last not in members(cluster), 60, "it left")
+
+
+async def its_control_is_another_one(cluster: SimCluster) -> None:
+    """The same with what operators want of the job."""
+    await started(cluster, 2, 3)
+    await _somebody_writes(cluster, "control", '{"rev":99,"target":3,"restart":0}')
+    await asyncio.sleep(20)
+    node = cluster.nodes[members(cluster)[-1]]
+    await node.kill_agent()
+    node.start_agent()
+    await cluster.until(lambda: node.agent is not None and node.agent.certain, 20, "it has read everything")
+    assert node.agent is not None
+    assert node.agent.cluster().refused == {}
+
+
+async def its_record_may_not_be_large_enough(cluster: SimCluster) -> None:
+    """Somebody writes that the job takes no node, and a worker dies at once: each proposal is refused."""
+    await started(cluster, 2, 3)
+    await _somebody_writes(cluster, "max", "0")
+    cluster.nodes[members(cluster)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.job("j").restarts == 1, 60, "replaced")
+
+
 async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) -> None:
     """Somebody writes the last number that Lua tells from the next one as the highest of a job that runs."""
     await started(cluster, 2, 3)

@@ -130,6 +130,64 @@ def test_a_mark_that_a_job_was_removed_ends_none_of_its_workers_when_all_is_read
     simulate(4, scenario)
 
 
+GHOST = '{"node":"x","life":"x","devices":["cpu0"],"group_rank":5,"first_rank":9,"workers":1}'
+UNSEEN = {
+    "phase": "failed",
+    "max": "0",
+    "min": "9",
+    "array": "x",
+    "control": '{"rev":99,"target":3,"restart":0}',
+    "active_id": "x",
+    "active_number": "9",
+    "holder:x": GHOST,
+    "member:x": GHOST,
+    "missing:x": '"x"',
+    "failsafe_member:x": '"x"',
+    "generation_failsafe_member:x": '"x"',
+    "checkpoint": '{"name":"evil","step":9,"number":999999,"order":1}',
+    "spec": '{"roles":[],"completes":"x"}',
+    "not_before": "99999999999",
+}
+"""Fields of a job that runs, with what somebody writes into one of them and leaves the revision as it is."""
+
+
+@pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "quiet", [pytest.param(0.0, id="at once"), pytest.param(10.0, id="later", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("field", UNSEEN)
+def test_one_field_of_a_job_that_no_difference_brings_keeps_it_from_nothing(
+    field: str, quiet: float, restarts: bool
+) -> None:
+    """No agent read it: every proposal was refused, or its generation formed for ever, and nobody noticed.
+    ``restarts``: an agent that reads the whole record meanwhile."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        c.nodes[members(c)[0]].machine.commit_request("uid-j", 1)
+        await c.until(lambda: c.job("j").checkpoint is not None, 10, "committed")
+        await asyncio.sleep(2)
+        before, number = pids(c), _number(c)
+        value = c.server.value("job:uid-j")
+        assert isinstance(value, dict)
+        await c.damage_store({"job:uid-j": {**value, field: UNSEEN[field]}})
+        await asyncio.sleep(quiet)
+        if restarts:
+            await c.nodes["n3"].kill_agent()
+            c.nodes["n3"].start_agent()
+            await asyncio.sleep(quiet)
+        assert pids(c) == before, "nothing that runs is hurt"
+        c.nodes[members(c)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.find("j") is not None and _number(c) > number and c.whole("j"), 40, "replaced")
+        leader = c.nodes[members(c)[0]].machine
+        leader.commit_request("uid-j", 1)
+        await c.until(lambda: leader.pods["uid-j"].commit_request is None, 40, "and commits")
+        checkpoint = c.job("j").checkpoint
+        assert checkpoint is not None and checkpoint.number == _number(c)
+
+    simulate(4, scenario)
+
+
 SPENT = BudgetEntry(at=1, wall=0.0, kind="worker_failed", counts=True).to_json()
 
 

@@ -13,7 +13,7 @@ do
   local function of_job(asked, prefix, same_era, own)
     local uid, record, id = own.uid, 'job:' .. own.uid, asked.node
     local job = redis.call('HMGET', prefix .. record, 'uid', 'name', 'rev', 'generation_number', 'holder:' .. id,
-      'member:' .. id, 'generation_state', 'generation_id')
+      'member:' .. id, 'generation_state', 'generation_id', 'phase')
     if not job[1] and redis.call('ZSCORE', prefix .. 'changes', 'gone:' .. record) then
       return -- this beat sends the record
     end
@@ -28,8 +28,11 @@ do
     if same_era and own.rev > tonumber(job[3]) then -- an older record was put back, or the agent believed what none says
       return record
     end
+    local entry = job[5] or (job[7] ~= 'ended' and job[6])
+    local held = entry and cjson.decode(entry)
     local read = same_era and own.rev <= asked.rev and own.rev == tonumber(job[3])
-    if read and own.generation ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
+    local stands = read and table.concat({ job[4] or '', job[8] or '', job[7] or '', job[9] or '' }, ' ')
+    if read and (own.stands ~= stands or not held or held.life ~= asked.life) then
       return record
     end
     if redis.call('HGET', prefix .. 'names', job[2]) ~= uid then
@@ -38,8 +41,7 @@ do
     if not highest_of(prefix, job[2], job[4]) then
       return 'highest', record
     end
-    local entry = job[5] or (job[7] ~= 'ended' and job[6])
-    local devices = entry and cjson.decode(entry).devices or {}
+    local devices = held and held.devices or {}
     for from = 1, #devices, AT_ONCE do
       local to = math.min(from + AT_ONCE - 1, #devices)
       for _, by in ipairs(redis.call('HMGET', prefix .. 'alloc:' .. id, unpack(devices, from, to))) do

@@ -147,9 +147,10 @@ local function declare_lost(job, lost, by)
   end
 end
 
--- The nodes that may still run workers once the generation is superseded or ended: node to text.
+-- The nodes that may still run workers once the generation is superseded or ended: node to text. And one of them that
+-- no step has left among them, or nil: it has no record, and none was removed.
 local function next_holders(job, lost)
-  local found, out = entries(job, 'holder'), {}
+  local found, out, unknown = entries(job, 'holder'), {}, nil
   if job.generation_state == 'active' then
     for node, member in pairs(entries(job, 'member')) do
       found[node] = member
@@ -164,12 +165,22 @@ local function next_holders(job, lost)
       ended = (node.life ~= parsed(holder).life or node.lost == '1' or node.left == '1') and as_written(id)
     else
       ended = buried('node:' .. id)
+      unknown = not ended and (not unknown or id < unknown) and id or unknown
     end
     if not ended then
       out[id] = holder
     end
   end
-  return out
+  return out, unknown
+end
+
+-- Somebody removed the node's record, or wrote a node that there is not into the job's: nobody would ever let go. A node
+-- that no agent gives back is gone.
+local function damaged_holder(job, id)
+  if not redis.call('ZSCORE', CHANGES, 'node:' .. id) then
+    bury('node:' .. id)
+  end
+  return damaged('node:' .. id, 'job:' .. job.uid)
 end
 
 local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
@@ -220,18 +231,18 @@ end
 
 -- What a proposal and an ending do to the generation before: declare its lost nodes, count what its fault cost, keep
 -- its budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the
--- generation named (set), and those that may still run its workers (node to text).
+-- generation named (set).
 local function leave_generation(job, idle)
   declare_lost(job, A.lost, A.by)
   count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
   if idle then
     count_idle(job)
   end
-  local before, holders = named(job), next_holders(job, A.lost)
+  local before = named(job)
   job.unanswered = A.unanswered or job.unanswered
   spend(job, A.spend)
   close_generation(job, A.spend)
-  return before, holders
+  return before
 end
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.

@@ -2,7 +2,7 @@
 --     notes (list of {kind, text}), top, runs (list of {uid, rev, generation}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
--- everything)
+--     everything), seen? (of one of runs: uid, rev, and texts, by field; '' where there is none)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
 local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
 local SEQ_AHEAD = 60000 -- ms, by which agents number their beats: no beat is so late
@@ -40,6 +40,19 @@ for field, name in pairs({ lease = 'lease', credit = 'credit', gap = 'gap', limi
     return refuse('behind', 'somebody wrote another ' .. field .. ' into meta: the agents restore it')
   end
 end
+-- Whether somebody wrote over one of the fields that each step of a job decides by, and no difference brings.
+local function other_texts(seen)
+  local fields, other = {}, false
+  for field in pairs(seen.texts) do
+    fields[#fields + 1] = field
+  end
+  local stored = redis.call('HMGET', P .. 'job:' .. seen.uid, 'rev', unpack(fields))
+  for i = 1, #fields do
+    other = other or (stored[i + 1] or '') ~= seen.texts[fields[i]]
+  end
+  return other and tonumber(stored[1] or '') == seen.rev
+end
+
 local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is named
 if served >= recover then
   local damaged = A.damaged
@@ -53,6 +66,9 @@ if served >= recover then
     if (tonumber(redis.call('HGET', P .. 'job:' .. uid, 'rev') or '') or rev) < rev then
       damaged[#damaged + 1] = 'job:' .. uid
     end
+  end
+  if A.seen and A.era == meta.era and other_texts(A.seen) then
+    damaged[#damaged + 1] = 'job:' .. A.seen.uid
   end
   if damaged[1] then
     return distrust(damaged)

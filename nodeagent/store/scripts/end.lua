@@ -58,7 +58,11 @@ if no then
   return no
 end
 
-local before, holders = leave_generation(job, job.generation_id)
+local holders, unknown = next_holders(job, A.lost)
+if unknown then
+  return damaged_holder(job, unknown)
+end
+local before = leave_generation(job, job.generation_id)
 local ends, old_phase, old_reason = job.generation_id and job.generation_state ~= 'ended', job.phase, job.reason
 if job.generation_id then
   put_entries(job, 'holder', holders)

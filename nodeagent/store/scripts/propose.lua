@@ -95,7 +95,11 @@ for _, id in ipairs(order) do
   end
 end
 
-local before, holders = leave_generation(job, true)
+local holders, unknown = next_holders(job, A.lost)
+if unknown then
+  return damaged_holder(job, unknown)
+end
+local before = leave_generation(job, true)
 put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
 begin_acks(job)

@@ -3,6 +3,7 @@ another job."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,6 +35,11 @@ class Refusing:
         self.activate_error: Exception | None = None
         self.remove_error: Exception | None = None
         self.removed_by: list[str] = []
+        self.compared = 0
+
+    async def differs(self, _job: JobRecord, _era: str) -> bool:
+        self.compared += 1
+        return False
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
         if self.activate_error is not None:
@@ -50,9 +56,11 @@ class Me:
     node = "n1"
     beats = 0
     error: Exception | None = None
+    brings: Callable[[], None] = staticmethod(lambda: None)
 
     async def beat(self) -> None:
         self.beats += 1
+        self.brings()
         if self.error is not None:
             raise self.error
 
@@ -142,6 +150,17 @@ async def test_lost_races_are_nothing_to_report_as_long_as_others_move_the_job_o
         assert await scene.tries(1.0, STALE) == []
         scene.changes()
         scene.now += REFUSED_LONG
+
+
+async def test_a_record_is_compared_where_a_step_is_refused_and_nobody_moves_the_job_on() -> None:
+    """Who has lost a race has another record by then, and need not ask."""
+    scene = Scene()
+    scene.me.brings = scene.changes
+    await scene.tries(3.0, STALE)
+    assert scene.store.compared == 0
+    scene.me.brings = lambda: None
+    await scene.tries(3.0, STALE)
+    assert scene.store.compared == 1
 
 
 async def test_a_release_that_is_ordered_again_is_logged_once() -> None:

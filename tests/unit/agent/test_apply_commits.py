@@ -13,6 +13,7 @@ from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
 from nodeagent.store.base import StepFailedError, Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
@@ -48,6 +49,7 @@ class Shelf:
 
     def __init__(self, job: JobRecord) -> None:
         self.job, self.error, self.asked = job, cast("Exception | None", None), list[tuple[Any, ...]]()
+        self.other = False
 
     async def commit(self, *asked: Any) -> JobRecord:
         self.asked.append(asked)
@@ -56,6 +58,9 @@ class Shelf:
         pointer = Checkpoint(name="c1", step=10, number=3, order=1)
         return self.job.model_copy(update={"checkpoint": pointer, "rev": self.job.rev + 1})
 
+    async def differs(self, job: JobRecord, era: str) -> bool:
+        return self.other
+
 
 SEAL = Seal(ClusterKey(b"k" * 32), "default")
 
@@ -63,18 +68,38 @@ SEAL = Seal(ClusterKey(b"k" * 32), "default")
 class Me:
     node, incarnation = "n1", ME
 
+    def __init__(self) -> None:
+        self.distrusted, self.beats = list[str](), 0
+
+    def distrust(self, record: str) -> None:
+        self.distrusted.append(record)
+
+    async def beat(self) -> None:
+        self.beats += 1
+
+
+class Clock(SystemClock):
+    """Stands still unless moved."""
+
+    at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
 
 class Scene:
     def __init__(self) -> None:
         record = job()
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
+        self.me = Me()
         self.commits = CommitRequests(
-            cast(Membership, Me()),
+            cast(Membership, self.me),
             store=cast(Store, self.store),
             host=cast(PodHost, self.host),
             snapshot=self.snapshot,
             seal=SEAL,
+            clock=Clock(),
         )
 
 
@@ -98,6 +123,17 @@ async def test_it_waits_while_the_store_is_away_or_recovers() -> None:
     scene.store.error = StoreRefusedError("recovering", "wait")
     await scene.commits.carry()
     assert scene.host.answers == []
+    scene.store.error = None
+    await scene.commits.carry()
+    assert scene.host.answers == [""]
+
+
+async def test_one_that_is_refused_for_what_somebody_wrote_over_waits_until_that_is_restored() -> None:
+    scene = Scene()
+    scene.snapshot.absorb_job(scene.store.job)
+    scene.store.error, scene.store.other = StoreRefusedError("stale", "evil was committed after c1"), True
+    await scene.commits.carry()
+    assert (scene.host.answers, scene.me.distrusted, scene.me.beats) == ([], [f"job:{scene.uid}"], 1)
     scene.store.error = None
     await scene.commits.carry()
     assert scene.host.answers == [""]
