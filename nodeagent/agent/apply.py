@@ -378,20 +378,35 @@ def _counted(job: JobRecord, spend: BudgetEntry | None) -> BudgetEntry | None:
     return spend.model_copy(update={"counted_by": _counter(job, job.active.number)})
 
 
+PUT_BACK_EACH = 1.0
+"""Seconds between two tries to put one job's checkpoint back."""
+OTHERS_WAIT = 5.0
+"""Seconds for which nodes that have no part in a job leave that to those that have."""
+
+
 class CommitRequests:
-    """Those of one node."""
+    """Those of one node. And it puts back the newest checkpoint of a job whose record somebody has turned back."""
 
     def __init__(
-        self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal, clock: Clock
-    ) -> None:
-        self._seal = seal
+        self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal,
+        verifier: AdmissionVerifier, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._seal, self._verifier, self._clock = seal, verifier, clock
         self._comparison = Comparison(lease, store=store, snapshot=snapshot, clock=clock)
+        self._due: dict[str, float] = {}
+        """When (our clock) to put a job's checkpoint back, by job (uid)."""
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
+
+    @property
+    def pending(self) -> bool:
+        """There is a checkpoint to be put back."""
+        return bool(self._due)
 
     async def carry(self) -> None:
         """Carry out all requests of now. Raises StoreUnavailableError and StoreRefusedError: the requests stay for
         another time."""
+        await self._put_back()
         for uid, status in self._host.status().items():
             wanted = status.commit
             if wanted is None:
@@ -405,9 +420,12 @@ class CommitRequests:
                 continue
             try:
                 signature = self._seal.pointer(uid, pointer).signature
+                known = self._snapshot.job(uid)
+                void = self._verifier.void(known) if known is not None else None
                 job = await self._store.commit(
-                    uid, wanted.token, lease.node, lease.incarnation, wanted.name, wanted.step, wanted.order, signature
-                )
+                    uid, wanted.token, lease.node, lease.incarnation, wanted.name, wanted.step, wanted.order, signature,
+                    void,
+                )  # fmt: skip
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering" or await self._comparison.written_over(uid, refusal):
                     continue  # it is decided when every agent has sent what it knows
@@ -419,3 +437,27 @@ class CommitRequests:
                 self._snapshot.absorb_job(job)
                 log.info("committed", step=wanted.step)
                 self._host.committed(uid, wanted, "")
+
+    async def _put_back(self) -> None:
+        """The newest checkpoint that was committed, of each job whose record has another one that does not count."""
+        now, due = self._clock.now(), dict[str, float]()
+        for uid in self._verifier.misled:
+            job, pointer = self._snapshot.job(uid), self._verifier.pointer(uid)
+            if job is None or pointer is None or job.active is None or pointer.number > job.active.number:
+                continue
+            me = self._lease
+            due[uid] = self._due.get(uid, now if job.concerns(me.node) else now + OTHERS_WAIT)
+            if now < due[uid]:
+                continue
+            due[uid] = now + PUT_BACK_EACH
+            log = self._log.bind(job=job.name, checkpoint=pointer.name)
+            try:
+                back = await self._store.put_back(
+                    uid, job.active, me.node, me.incarnation, pointer, self._verifier.void(job)
+                )
+            except StoreRefusedError as refusal:
+                log.debug("checkpoint not put back", code=refusal.code, why=str(refusal))
+            else:
+                log.warning("somebody wrote another checkpoint into the store: the newest is put back")
+                self._snapshot.absorb_job(back)
+        self._due = due

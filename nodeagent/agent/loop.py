@@ -106,6 +106,7 @@ class Agent:
         )  # fmt: skip
         self._lease = Membership(context, identity, facts, lambda: self.saver.saved, self._verifier.read)
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
+        self._verifier.recall(self._lease.kept.jobs if self._lease.kept is not None else ())
         self._acknowledge = Acknowledger(
             self._node, self.saver, store=self._store, clock=self._clock, cluster=self.cluster,
             bound=config.saving.acknowledge,
@@ -125,8 +126,9 @@ class Agent:
         )
         self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
         commits = CommitRequests(
-            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal, clock=self._clock
-        )
+            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal,
+            verifier=self._verifier, clock=self._clock,
+        )  # fmt: skip
         own = OwnPods(
             context, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
             pace=self._pace, standbys=lambda: self._config.jobs.standbys,

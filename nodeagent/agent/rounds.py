@@ -202,7 +202,8 @@ class OwnPods:
             raise StoreUnavailableError("the last call was not answered: the store is asked again in a moment")
         await self._commits.carry()
         wants_commit = any(status.commit is not None for status in statuses.values())
-        return changed, not actions and not wants_commit and not self._stopwatch.running
+        rest = not (actions or wants_commit or self._commits.pending or self._stopwatch.running)
+        return changed, rest
 
     @property
     def next_end(self) -> float | None:

@@ -19,7 +19,7 @@ from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import PORT_MAX
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.osutil.clock import Allowance, Clock
@@ -106,6 +106,9 @@ class AdmissionVerifier:
         self._revs: dict[str, int] = {}
         """Highest revision of each job's good control, for as long as the job is remembered: an older one was put back.
         It holds over all eras, since anybody who can write to the store can begin one."""
+        self._pointers = {uid: e.pointer for uid, e in self._entries.items() if e.pointer is not None and not e.ended}
+        """The newest good checkpoint pointer of each job, likewise. It is written down with the rest, and once an older
+        one is found; until then the copy of the jobs on this disk has it."""
         self._queues: QueuesRecord | None = None
         self._tree = NO_QUEUES
         """The newest good tree, and the record that was looked at last."""
@@ -119,7 +122,30 @@ class AdmissionVerifier:
         """Write down what changed. Raises OSError."""
         self._entries = pruned(self._entries, self._judged, now)
         self._revs = {uid: rev for uid, rev in self._revs.items() if uid in self._entries}
+        self._pointers = {uid: pointer for uid, pointer in self._pointers.items() if uid in self._entries}
+        self._entries |= {uid: replace(self._entries[uid], pointer=one) for uid, one in self._pointers.items()}
         await self._ledger.save(dict(self._entries))
+
+    def recall(self, jobs: Collection[JobRecord]) -> None:
+        """Jobs as this node has them on its disk, before any is read."""
+        for job in jobs:
+            if self._seal.points(job):
+                self._keep_pointer(job)
+
+    @property
+    def misled(self) -> list[str]:
+        """Jobs (uids) whose checkpoint pointer does not count, as of the last look."""
+        found: Mapping[str, Refusal] = {} if self._looked is None else self._looked.found
+        return [uid for uid, refusal in found.items() if refusal.kind == "checkpoint"]
+
+    def pointer(self, uid: str) -> Checkpoint | None:
+        """The newest of this job that an agent has signed, of those that were in its record."""
+        return self._pointers.get(uid)
+
+    def void(self, job: JobRecord) -> Checkpoint | None:
+        """The record's checkpoint pointer if it does not count."""
+        good = self._judge(job).points and _place(job.checkpoint) >= _place(self._pointers.get(job.uid))
+        return None if good else job.checkpoint
 
     async def read(self, jobs: Collection[JobRecord], *, more: bool) -> None:
         """Look at the signatures of these records, before they come into the view, which is looked at in one go.
@@ -318,6 +344,8 @@ class AdmissionVerifier:
         if entry is None and now > job.admission.expires:
             return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
+        if known.points:
+            self._keep_pointer(job)
         size, generation = job.spec.nodes, job.generation
         if generation is not None and generation.state == "ended":
             generation = None
@@ -340,7 +368,15 @@ class AdmissionVerifier:
         if not known.points:
             return "checkpoint", (
                 "the checkpoint that it would go on from was not committed through an agent: somebody changed it in "
-                f"the store; its running workers may commit a new one, otherwise {_anew(job)}"
+                "the store; its nodes put back the newest that they have seen, and its running workers may commit a "
+                f"new one, otherwise {_anew(job)}"
+            )
+        if _place(job.checkpoint) < _place(newest := self._pointers.get(job.uid)):
+            if self._entries[job.uid].pointer != newest:
+                self.dirty.set()
+            return "checkpoint", (
+                "an older checkpoint than the newest that was committed was written back into the store, or none: its "
+                "nodes put the newest back"
             )
         if not known.controls:
             return "control", f"what is wanted of it was changed in the store, not through an agent; {_remedy(job)}"
@@ -351,14 +387,25 @@ class AdmissionVerifier:
     def _remember(self, job: JobRecord, entry: LedgerEntry | None, now: float) -> None:
         expires = _expiry(job)
         if entry is None or expires > entry.expires or now - entry.seen > SEEN_AGAIN:
-            self._entries[job.uid] = LedgerEntry(expires=max(expires, entry.expires if entry else 0), seen=int(now))
+            last = entry or LedgerEntry(expires=0, seen=0)
+            self._entries[job.uid] = replace(last, expires=max(expires, last.expires), seen=int(now))
             self.dirty.set()
+
+    def _keep_pointer(self, job: JobRecord) -> None:
+        if job.checkpoint is not None and _place(job.checkpoint) > _place(self._pointers.get(job.uid)):
+            self._pointers[job.uid] = job.checkpoint
 
     def _ends(self, uid: str, now: float) -> None:
         entry = self._entries.get(uid)
         if entry is not None and not entry.ended:
-            self._entries[uid] = replace(entry, ended=True, seen=int(now))
+            self._entries[uid] = replace(entry, ended=True, seen=int(now), pointer=None)
+            self._pointers.pop(uid, None)
             self.dirty.set()
+
+
+def _place(pointer: Checkpoint | None) -> tuple[int, int]:
+    """In the order of commits."""
+    return (-1, -1) if pointer is None else (pointer.number, pointer.order)
 
 
 def _same_admission(old: JobRecord, new: JobRecord) -> bool:

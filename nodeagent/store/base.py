@@ -44,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from nodeagent.model.job import Admission, Control, JobEvent, JobRecord, Quota
+from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -207,11 +207,27 @@ class Store(Protocol):
         step: int,
         order: int,
         signature: str = "",
+        instead: Checkpoint | None = None,
     ) -> JobRecord:
         """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
         (``stale``; it may be superseded by one that is forming), the incarnation current and a member or holder in that
         life, and the new pointer later than the present one by (generation, order). A call with the present name again
-        returns the job. No event, because no agent has to act on it."""
+        returns the job. No event, because no agent has to act on it. ``instead``: a present pointer that does not
+        count, since no agent signed it, or it is older than one that was committed: it has no name and no order."""
+        ...
+
+    async def put_back(
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        checkpoint: Checkpoint,
+        instead: Checkpoint | None,
+    ) -> JobRecord:
+        """Give the job the signed pointer again that this agent has seen in its record, where somebody has written
+        another one over it (``instead``), or none. As a commit, by any node whose incarnation is current; ``token`` is
+        that of the newest generation that was ever active, and the pointer is of no later one (``stale``)."""
         ...
 
     async def differs(self, job: JobRecord, era: str) -> bool:

@@ -355,10 +355,25 @@ class RedisStore:
         step: int,
         order: int,
         signature: str = "",
+        instead: Checkpoint | None = None,
     ) -> JobRecord:
         checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order, signature=signature)
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
-        return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
+        arguments |= {"checkpoint": checkpoint.to_json(), "instead": codec.encode_optional(instead)}
+        return await self._job("commit", arguments)
+
+    async def put_back(
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        checkpoint: Checkpoint,
+        instead: Checkpoint | None,
+    ) -> JobRecord:
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "again": True}
+        arguments |= {"checkpoint": checkpoint.to_json(), "instead": codec.encode_optional(instead)}
+        return await self._job("commit", arguments)
 
     async def differs(self, job: JobRecord, era: str) -> bool:
         try:

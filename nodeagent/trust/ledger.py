@@ -15,6 +15,7 @@ from typing import Protocol
 
 import structlog
 
+from nodeagent.model.job import Checkpoint
 from nodeagent.osutil.linux import keep_damaged, write_atomic
 from nodeagent.trust.seal import LIFETIME
 
@@ -36,6 +37,8 @@ class LedgerEntry:
     seen: int
     """When the entry was last written to disk."""
     ended: bool = False
+    pointer: Checkpoint | None = None
+    """The newest checkpoint that was committed, as far as this agent has seen."""
 
 
 class Ledger(Protocol):
@@ -59,7 +62,7 @@ class FileLedger:
     def load(self) -> dict[str, LedgerEntry]:
         """The stored entries. If the file is damaged, the log reports it and no entry is known. Raises OSError."""
         try:
-            return {uid: LedgerEntry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
+            return {uid: _entry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
@@ -82,7 +85,15 @@ class FileLedger:
 
 
 def _line(entry: LedgerEntry) -> str:
-    return json.dumps({"expires": entry.expires, "seen": entry.seen, "ended": entry.ended})
+    fields: dict[str, object] = {"expires": entry.expires, "seen": entry.seen, "ended": entry.ended}
+    if entry.pointer is not None:
+        fields["pointer"] = entry.pointer.model_dump()
+    return json.dumps(fields)
+
+
+def _entry(expires: int, seen: int, ended: bool = False, pointer: object = None) -> LedgerEntry:
+    """Raises ValueError."""
+    return LedgerEntry(expires, seen, ended, None if pointer is None else Checkpoint.model_validate(pointer))
 
 
 def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:

@@ -38,6 +38,58 @@ async def test_one_that_comes_late_does_not_turn_it_back(bench: Bench) -> None:
     assert await bench.job() == newest
 
 
+async def test_the_newest_is_put_back_where_somebody_wrote_another_one(bench: Bench) -> None:
+    """A member or not: all members may have started anew. It is no commit: nothing else changes by it."""
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1")
+    newest = (await commit(bench, job, "n1", "b", order=2)).checkpoint
+    held = (await bench.job()).held
+    assert newest is not None and job.active is not None
+    older, evil = (newest.model_copy(update={"order": n, "name": f"x{n}", "signature": ""}) for n in (1, 9))
+    for wrong in (older, evil, newest.model_copy(update={"order": 7}), None):
+        async with bench.calls.link() as link:
+            key = bench.calls.prefix + "job:u1"
+            text = wrong and wrong.model_dump_json(exclude={"signature"})
+            await (link.ask("HSET", key, "checkpoint", text) if text else link.ask("HDEL", key, "checkpoint"))
+        if wrong == evil:
+            await refused("stale", commit(bench, job, "n1", "c", order=3))
+            await refused("stale", bench.store.put_back("u1", job.active, "n2", bench.lives["n2"], newest, older))
+        back = await bench.store.put_back("u1", job.active, "n2", bench.lives["n2"], newest, wrong)
+        assert (back.checkpoint, back.held) == (newest, held)
+        again = await bench.store.put_back("u1", job.active, "n1", bench.lives["n1"], newest, wrong)
+        assert again == back, "by the next node"
+
+
+async def test_what_is_put_back_is_of_no_later_generation_and_turns_nothing_back(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    old = await bench.active(await bench.submit(), "n1")
+    first = (await commit(bench, old, "n1", "a", order=1)).checkpoint
+    job = await bench.active(old, "n1")
+    assert first is not None and old.active is not None and job.active is not None
+    later = first.model_copy(update={"number": job.active.number + 1, "name": "l"})
+    me = bench.lives["n2"]
+    await refused("stale", bench.store.put_back("u1", job.active, "n2", me, later, first))
+    await refused("stale", bench.store.put_back("u1", old.active, "n2", me, first, None))
+    newest = await commit(bench, job, "n1", "b", order=1)
+    await refused("stale", bench.store.put_back("u1", job.active, "n2", me, first, None))
+    other = Incarnation(life="x", start=1)
+    await refused("not_current", bench.store.put_back("u1", job.active, "n2", other, first, None))
+    assert await bench.job() == newest
+
+
+async def test_a_commit_replaces_a_pointer_that_does_not_count(bench: Bench) -> None:
+    """One that somebody wrote, of a number that none reaches: no commit counted any more."""
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    evil = Checkpoint(name="evil", step=1, number=999999, order=1)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "job:u1", "checkpoint", evil.to_json())
+    await refused("stale", commit(bench, job, "n1", "a", order=1))
+    token, me = generation(job).token, bench.lives["n1"]
+    done = await bench.store.commit("u1", token, "n1", me, "a", 10, 1, "", evil)
+    assert done.checkpoint is not None and done.checkpoint.name == "a"
+
+
 async def test_an_older_generation_commits_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2")
     old = await bench.active(await bench.submit(), "n1", "n2")

@@ -63,6 +63,8 @@ class Checker:
         self._active: dict[str, int] = {}
         """Highest generation of a job that was ever seen active."""
         self._pointers: dict[str, Checkpoint | None] = {}
+        self._committed: dict[str, list[Checkpoint]] = {}
+        """All that have been the job's pointer, in their order."""
         self._uses: dict[str, JobRecord] = {}
         """Each job as it was when its use was looked at last."""
         self._complete: dict[str, Token] = {}
@@ -361,13 +363,16 @@ class Checker:
                 raise Broken(f"{names} run generation {token.number} of {job.name}, the store has {job.generation}")
 
     def _pointer(self, job: JobRecord) -> None:
-        """Invariant 1: only the newest generation that was active moves the pointer."""
+        """Invariant 1: only the newest generation that was active moves the pointer. The newest may be put back."""
         moved = job.uid in self._pointers and job.checkpoint != self._pointers[job.uid]
+        committed = self._committed.setdefault(job.uid, [])
         if moved and job.checkpoint is not None:
             active = job.active.number if job.active is not None else 0
-            if job.checkpoint.number != active:
+            if job.checkpoint.number != active and job.checkpoint not in committed[-1:]:
                 raise Broken(f"invariant 1: {job.checkpoint} was committed when generation {active} was active")
         self._pointers[job.uid] = job.checkpoint
+        if job.checkpoint is not None and job.checkpoint not in committed:
+            committed.append(job.checkpoint)
 
     def _was_asked(self, job: JobRecord, role: Role, places: int) -> bool:
         sizes = self._sizes[job.name, role.name]

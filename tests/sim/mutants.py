@@ -232,7 +232,7 @@ def anybody_commits(patch: pytest.MonkeyPatch) -> None:
             "if job.active_id ~= A.token.id or job.active_number ~= int(A.token.number) then",
             "if not job.active_id then",
         ),
-        ("if not lives_of(job, A.node)[A.life] then", "if false then"),
+        ("if not (A.again and new.number <= A.token.number or lives_of(job, A.node)[A.life]) then", "if false then"),
         (
             "if old and (old.number > new.number or (old.number == new.number and old.order >= new.order)) then",
             "if false then",
@@ -621,6 +621,11 @@ def members_need_not_be_there(patch: pytest.MonkeyPatch) -> None:
     change(patch, (" or not held or held.life ~= asked.life) then", ") then"))
 
 
+def the_newest_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An agent knows of no other checkpoint than that of the record."""
+    patch.setattr(AdmissionVerifier, "_keep_pointer", lambda _self, _job: None)
+
+
 def texts_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """No beat looks whether a record has another control than its members have read."""
     change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
@@ -634,6 +639,11 @@ def refusals_are_believed(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Comparison, "written_over", never)
     change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
+
+
+def what_does_not_count_comes_after_all(patch: pytest.MonkeyPatch) -> None:
+    """A pointer that nobody signed, of a high number, cannot be replaced."""
+    change(patch, ("  and (old.signature or '') == void.signature then", "  and false then"))
 
 
 def any_number_of_beats_is_believed(patch: pytest.MonkeyPatch) -> None:
@@ -675,8 +685,10 @@ MUTANTS = (
     Mutant(holders_need_not_be_nodes, provocations.its_record_names_a_node_that_there_is_not),
     Mutant(any_phase_is_believed, provocations.its_record_says_that_it_has_failed),
     Mutant(members_need_not_be_there, provocations.its_record_lacks_a_member),
+    Mutant(the_newest_checkpoint_is_forgotten, provocations.its_checkpoint_is_turned_back),
     Mutant(texts_are_not_compared, provocations.its_control_is_another_one),
     Mutant(refusals_are_believed, provocations.its_record_may_not_be_large_enough),
+    Mutant(what_does_not_count_comes_after_all, provocations.its_checkpoint_is_turned_back),
     Mutant(any_number_of_beats_is_believed, provocations.its_record_counts_ahead),
     Mutant(a_record_may_call_its_own_life_dead, provocations.its_record_calls_its_life_dead),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),

@@ -795,6 +795,23 @@ async def its_record_may_not_be_large_enough(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.find("j") is not None and cluster.job("j").restarts == 1, 60, "replaced")
 
 
+async def its_checkpoint_is_turned_back(cluster: SimCluster) -> None:
+    """Somebody writes a pointer that nobody signed, and that none comes after, as a step would; then a worker dies."""
+    await started(cluster, 2, 3)
+    leader = cluster.nodes[members(cluster)[0]].machine
+    leader.commit_request("uid-j", 1)
+    await cluster.until(lambda: leader.pods["uid-j"].commit_request is None, 10, "committed")
+    newest = cluster.job("j").checkpoint
+    cluster.checker.store_loses()
+    cluster.server.run(
+        "local j = job_read(A.uid) j.checkpoint = A.text job_save(j)",
+        uid="uid-j", text='{"name":"evil","step":9,"number":999999,"order":1}',
+    )  # fmt: skip
+    cluster.nodes[members(cluster)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+    await cluster.until(lambda: cluster.whole("j") and cluster.job("j").restarts == 1, 60, "replaced")
+    assert cluster.job("j").checkpoint == newest
+
+
 async def its_highest_number_is_where_lua_counts_no_more(cluster: SimCluster) -> None:
     """Somebody writes the last number that Lua tells from the next one as the highest of a job that runs."""
     await started(cluster, 2, 3)

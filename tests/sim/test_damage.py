@@ -188,6 +188,44 @@ def test_one_field_of_a_job_that_no_difference_brings_keeps_it_from_nothing(
     simulate(4, scenario)
 
 
+@pytest.mark.parametrize("what", ["older", "none", "unsigned"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_checkpoint_that_is_no_longer_the_newest_starts_nothing_and_is_put_back(what: str, restarts: bool) -> None:
+    """Somebody writes it as a step would, just before a worker dies. The next generation began from the older one, or
+    the job stood for ever. ``restarts``: no agent has the newer one in its memory."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        leader, texts = c.nodes[members(c)[0]].machine, ["{}"]
+        for order in (1, 2):
+            leader.commit_request("uid-j", order)
+            await c.until(lambda: leader.pods["uid-j"].commit_request is None, 10, "committed")
+            texts.append(c.server.data.hget(f"{prefix(CLUSTER)}job:uid-j", "checkpoint") or "")
+        await asyncio.sleep(3)
+        newest, number = c.job("j").checkpoint, _number(c)
+        evil = '{"name":"evil","step":9,"number":999999,"order":1}'
+        if restarts:
+            for node in c.nodes.values():
+                await node.kill_agent()
+        c.checker.store_loses()
+        c.server.run(
+            "local j = job_read(A.uid) j.checkpoint = A.text ~= '' and A.text or nil job_save(j)",
+            uid="uid-j", text={"older": texts[1], "none": "", "unsigned": evil}[what],
+        )  # fmt: skip
+        if restarts:
+            for node in c.nodes.values():
+                node.start_agent()
+        c.nodes[members(c)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 60, "replaced")
+        assert (c.job("j").checkpoint, _number(c)) == (newest, number + 1)
+        assert newest is not None
+        for name in members(c):
+            environments = c.nodes[name].machine.pods["uid-j"].env
+            assert {env["NODEAGENT_CHECKPOINT"] for env in environments} == {newest.name}
+
+    simulate(4, scenario)
+
+
 SPENT = BudgetEntry(at=1, wall=0.0, kind="worker_failed", counts=True).to_json()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 
-from nodeagent.agent.apply import CommitRequests
+from nodeagent.agent.apply import OTHERS_WAIT, PUT_BACK_EACH, CommitRequests
 from nodeagent.agent.membership import Membership
+from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
@@ -17,6 +20,7 @@ from nodeagent.osutil.clock import SystemClock
 from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
 from nodeagent.store.base import StepFailedError, Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import LedgerEntry
 from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
 
@@ -58,6 +62,12 @@ class Shelf:
         pointer = Checkpoint(name="c1", step=10, number=3, order=1)
         return self.job.model_copy(update={"checkpoint": pointer, "rev": self.job.rev + 1})
 
+    async def put_back(self, *asked: Any) -> JobRecord:
+        self.asked.append(asked)
+        if self.error is not None:
+            raise self.error
+        return self.job.model_copy(update={"checkpoint": asked[4], "rev": self.job.rev + 1})
+
     async def differs(self, job: JobRecord, era: str) -> bool:
         return self.other
 
@@ -87,11 +97,22 @@ class Clock(SystemClock):
         return self.at
 
 
+class Disk:
+    """Of which nothing is read again."""
+
+    def load(self) -> dict[str, LedgerEntry]:
+        return {}
+
+    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
+        pass
+
+
 class Scene:
     def __init__(self) -> None:
         record = job()
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
+        self.verifier, self.clock = AdmissionVerifier("n1", SEAL, Disk(), Metrics()), Clock()
         self.me = Me()
         self.commits = CommitRequests(
             cast(Membership, self.me),
@@ -99,7 +120,8 @@ class Scene:
             host=cast(PodHost, self.host),
             snapshot=self.snapshot,
             seal=SEAL,
-            clock=Clock(),
+            verifier=self.verifier,
+            clock=self.clock,
         )
 
 
@@ -107,7 +129,7 @@ async def test_what_is_committed_is_answered_and_known_at_once() -> None:
     scene = Scene()
     await scene.commits.carry()
     signature = SEAL.pointer(scene.uid, Checkpoint(name="c1", step=10, number=TOKEN.number, order=1)).signature
-    assert scene.store.asked == [(scene.uid, TOKEN, "n1", ME, "c1", 10, 1, signature)]
+    assert scene.store.asked == [(scene.uid, TOKEN, "n1", ME, "c1", 10, 1, signature, None)]
     assert scene.host.answers == [""]
     known = scene.snapshot.job(scene.uid)
     assert known is not None and known.checkpoint is not None and known.checkpoint.name == "c1"
@@ -137,6 +159,63 @@ async def test_one_that_is_refused_for_what_somebody_wrote_over_waits_until_that
     scene.store.error = None
     await scene.commits.carry()
     assert scene.host.answers == [""]
+
+
+def pointed(record: JobRecord, order: int, rev: int) -> JobRecord:
+    """A signed record, whose generation 3 has committed."""
+    pointer = SEAL.pointer(record.uid, Checkpoint(name=f"c{order}", step=order, number=3, order=order))
+    return record.model_copy(
+        update={
+            "checkpoint": pointer, "rev": rev, "active": TOKEN, "phase": "holding", "generation": None,
+            "failsafe_members": {}, "silent": {},
+            "control": SEAL.control(record.uid, record.control),
+            "admission": SEAL.admit(record.uid, record.owner, record.spec, SystemClock().wall(), "n7"),
+        }
+    )  # fmt: skip
+
+
+async def test_the_newest_checkpoint_is_put_back_first_by_who_has_a_part_in_the_job() -> None:
+    scene, now = Scene(), SystemClock().wall()
+    scene.host.request = None
+    older, newest = pointed(scene.store.job, 1, 11), pointed(scene.store.job, 2, 10)
+    scene.store.job = older
+
+    def look(record: JobRecord) -> None:
+        scene.snapshot.absorb_job(record)
+        scene.verifier.look(dict(scene.snapshot.jobs), "e", now, whole=True, seasoned=False)
+
+    look(newest)
+    await scene.commits.carry()
+    assert (scene.store.asked, scene.commits.pending) == ([], False)
+    look(older)
+    await scene.commits.carry()
+    assert (scene.store.asked, scene.commits.pending) == ([], True), "a member does it, if one is there"
+    scene.clock.at += OTHERS_WAIT
+    scene.store.error = StoreRefusedError("recovering", "wait")
+    for _ in range(2):
+        await scene.commits.carry()
+    asked = (scene.uid, TOKEN, "n1", ME, newest.checkpoint, older.checkpoint)
+    assert scene.store.asked == [asked], "not again at once"
+    scene.store.error = None
+    scene.clock.at += PUT_BACK_EACH
+    await scene.commits.carry()
+    assert scene.store.asked == [asked, asked]
+    back = scene.snapshot.job(scene.uid)
+    assert back is not None and back.checkpoint == newest.checkpoint
+    look(back)
+    await scene.commits.carry()
+    assert not scene.commits.pending
+
+
+async def test_a_checkpoint_of_a_generation_that_the_record_does_not_know_is_not_put_back() -> None:
+    scene, now = Scene(), SystemClock().wall()
+    scene.host.request = None
+    for record in (pointed(scene.store.job, 2, 10), pointed(scene.store.job, 1, 11)):
+        early = record.model_copy(update={"active": Token(number=2, id="g2")})
+        scene.snapshot.absorb_job(early)
+        scene.verifier.look(dict(scene.snapshot.jobs), "e", now, whole=True, seasoned=False)
+    await scene.commits.carry()
+    assert (scene.store.asked, scene.commits.pending) == ([], False)
 
 
 async def test_one_that_fails_in_the_store_waits_and_ends_no_round() -> None:

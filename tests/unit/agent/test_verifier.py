@@ -522,6 +522,77 @@ def test_a_pointer_that_no_agent_committed_leads_nobody() -> None:
         assert bench.why(changed(job, checkpoint=forged)) == "checkpoint"
 
 
+def pointing(job: JobRecord, number: int, order: int, **more: Any) -> JobRecord:
+    pointer = SEAL.pointer(job.uid, Checkpoint(name=f"g{number}-{order}", step=9, number=number, order=order))
+    return changed(job, checkpoint=pointer, **more)
+
+
+def test_an_older_pointer_written_back_is_refused_and_so_is_none() -> None:
+    """The next generation began from it, and threw away the training since."""
+    bench, job = Bench(), signed()
+    newest = pointing(job, 2, 3)
+    for good in (job, pointing(job, 1, 9), pointing(job, 2, 1), newest):
+        assert bench.why(good) == ""
+        assert bench.verifier.void(good) is None
+    assert (bench.verifier.misled, bench.verifier.pointer(UID)) == ([], newest.checkpoint)
+    for era in ("e1", "e2"):  # anybody who can write to the store can begin one
+        for older in (pointing(job, 2, 2), pointing(job, 1, 99), job):
+            assert bench.why(older, era=era) == "checkpoint"
+            assert bench.verifier.void(older) == older.checkpoint
+            assert (bench.verifier.misled, bench.verifier.pointer(UID)) == ([UID], newest.checkpoint)
+    assert bench.why(newest) == ""
+    assert bench.why(pointing(job, 3, 1)) == ""
+    assert bench.why(newest) == "checkpoint"
+
+
+def test_what_nobody_signed_is_never_the_newest_pointer() -> None:
+    bench, job = Bench(), signed()
+    good = pointing(job, 1, 1)
+    evil = changed(job, checkpoint=Checkpoint(name="evil", step=9, number=99, order=1))
+    assert bench.why(good) == ""
+    assert bench.why(evil) == "checkpoint"
+    assert bench.verifier.void(evil) == evil.checkpoint
+    assert bench.verifier.pointer(UID) == good.checkpoint
+    assert bench.why(good) == ""
+
+
+async def test_the_newest_pointer_is_known_after_a_restart_as_long_as_the_job_is() -> None:
+    bench, job = Bench(), signed()
+    newest = pointing(job, 2, 3)
+    assert bench.why(newest) == ""
+    bench = await bench.restarted()
+    assert bench.why(pointing(job, 2, 2)) == "checkpoint"
+    assert bench.verifier.pointer(UID) == newest.checkpoint
+    bench = await bench.restarted()
+    assert bench.why(job) == "checkpoint"
+    bench.look(changed(newest, phase="stopped"))
+    assert bench.verifier.pointer(UID) is None
+    bench = await bench.restarted()
+    assert bench.disk.kept[UID].pointer is None
+    bench = Bench()
+    assert bench.why(newest) == ""
+    bench.look(era="e2")
+    await bench.verifier.save(NOW + 10 * 24 * HOUR)
+    assert (bench.disk.kept, bench.verifier._pointers) == ({}, {})
+
+
+def test_a_pointer_is_written_down_when_an_older_one_is_found_and_known_from_the_copy_of_the_jobs_before() -> None:
+    """Not with each commit: the copy of the jobs on this disk has it at once."""
+    job = signed()
+    bench, newest = Bench(), pointing(job, 2, 3)
+    bench.look(job)
+    bench.verifier.dirty.clear()
+    bench.look(newest)
+    assert not bench.verifier.dirty.is_set()
+    bench.look(pointing(job, 2, 2))
+    assert bench.verifier.dirty.is_set()
+    bench = Bench()
+    unsigned = Checkpoint(name="x", step=1, number=9, order=9)
+    bench.verifier.recall([newest, changed(make_job(uid="u2"), checkpoint=unsigned)])
+    assert bench.why(pointing(job, 2, 2)) == "checkpoint"
+    assert bench.verifier.pointer("u2") is None
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../../../../tmp/evil", "/tmp/evil", "a/b", "a\nb", "a\x1b[31m", "x" * 256, "é" * 128]
 )

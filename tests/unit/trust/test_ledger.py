@@ -9,6 +9,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from nodeagent.model.job import Checkpoint
 from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, FileLedger, LedgerEntry, pruned
 from tests.descriptors import seen_with
 
@@ -19,6 +20,7 @@ async def test_it_is_kept_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "state" / "trust.json"
     assert FileLedger(path).load() == {}
     entries = {"u1": LedgerEntry(expires=5, seen=4), "u2": LedgerEntry(expires=9, seen=8, ended=True)}
+    entries["u3"] = LedgerEntry(expires=5, seen=4, pointer=Checkpoint(name="é", step=1, number=2, order=3))
     await FileLedger(path).save(entries)
     assert FileLedger(path).load() == entries
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -43,7 +45,8 @@ async def test_the_loop_does_not_make_the_text(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trust.json"
-    for text in ("", "[]", '{"u1": 7}', '{"u1": {"seen": 4}}'):
+    wrong = '{"u1": {"seen": 4, "expires": 5, "pointer": {"name": ".."}}}'
+    for text in ("", "[]", '{"u1": 7}', '{"u1": {"seen": 4}}', wrong):
         path.write_text(text)
         with capture_logs() as logs:
             assert FileLedger(path).load() == {}
