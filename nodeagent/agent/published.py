@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from itertools import accumulate, takewhile
 from types import MappingProxyType
 
 import psutil
@@ -19,6 +18,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.membership import Membership
+from nodeagent.agent.podroom import within_room as within_beat
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.readiness import within_room
 from nodeagent.agent.savedview import Saver
@@ -32,7 +32,6 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.plan.pods.report import without_output
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.codec import MOST_OF_LINE, MOST_PARTS
 from nodeagent.store.messages import Note
 from nodeagent.trust.certificate import vouch
 from nodeagent.trust.key import ClusterKey
@@ -113,34 +112,8 @@ def pod_states(
             snapshot_bytes=status.snapshot_bytes,
             unreachable=dict(unreachable.get(uid, {})),
         )
-        out.append(_readable(pod))
-    return tuple(out)
-
-
-POD_ROOM = MOST_OF_LINE - 4096
-"""Characters of a published pod's workers, reason and members that cannot be reached."""
-OF_WORKER, OF_NODE = 192, 96
-"""The same of a worker apart from what it does, and of such a member, at most."""
-ESCAPED = 6
-"""Characters in JSON of one of a text that is not plain, at most."""
-WORKER_PARTS, OTHER_PARTS = 7, 100
-"""Values of a worker, and of a pod apart from its workers and those members."""
-
-
-def _readable(pod: PodState) -> PodState:
-    """The same, or with as many of its workers as other agents read (``codec.decode_pod``), and a reason that says so:
-    how many they are, and what they say that they do, is their user's doing."""
-    count, others, words = len(pod.workers), len(pod.unreachable), [worker.doing for worker in pod.workers]
-    text = "".join((pod.reason, *words))
-    each = 1 if text.isprintable() and '"' not in text and "\\" not in text else ESCAPED
-    left = POD_ROOM - OF_NODE * others - each * len(pod.reason)
-    room = min(count, (MOST_PARTS - OTHER_PARTS - others) // WORKER_PARTS)
-    sizes = accumulate(OF_WORKER + each * len(word) for word in words[:room])
-    fit = sum(1 for _ in takewhile(lambda size: size <= left, sizes))
-    if fit == count:
-        return pod
-    why = f"the first {fit} of its {count} workers are shown"
-    return pod.model_copy(update={"workers": pod.workers[:fit], "reason": "; ".join(filter(None, (pod.reason, why)))})
+        out.append(pod)
+    return within_beat(out, lambda uid: _owner(cluster, uid))
 
 
 def agent_health(

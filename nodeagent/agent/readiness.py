@@ -87,14 +87,14 @@ def _fit(entries: Mapping[str, Readiness], room: int) -> tuple[dict[str, Readine
 def _brief(ready: Readiness) -> Readiness:
     """The same, with texts of bounded length; the very same where none is too long."""
     cut: dict[str, object] = {
-        field: _cut(text, TEXT_MAX) for field in _TEXTS if size(text := getattr(ready, field)) > TEXT_MAX
+        field: shortened(text, TEXT_MAX) for field in _TEXTS if size(text := getattr(ready, field)) > TEXT_MAX
     }
     if size(ready.folder) > FOLDER_MAX:
         cut["folder"] = ""
     return ready.model_copy(update=cut) if cut else ready
 
 
-def _cut(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
     """The beginning and the end, in so many bytes of JSON."""
     keep = most - len(GAP)
     while size(short := text[: keep - keep // 3] + GAP + (text[-(keep // 3) :] if keep // 3 else "")) > most:

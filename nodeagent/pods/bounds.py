@@ -25,6 +25,8 @@ FOLDER_MAX = 64
 """Characters of a folder's id; those of ours have 32."""
 COUNT_MAX = 4096
 """Entries of any list: four times the workers that a role may have on a node."""
+FEW = 64
+"""Entries of any list beyond what was asked of the pod: roles, and workers that were started again alone."""
 NAME_MAX = 1024
 """Characters of any other text."""
 NAMES_MAX = 1 << 20
@@ -37,6 +39,20 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _SENTENCES = {
     "reason": TEXT_MAX, "refused": TEXT_MAX, "written": TEXT_MAX, "portless": PORTLESS_MAX, "taken": TEXT_MAX,
 }  # fmt: skip
+
+
+def most_entries(asked: int | None) -> int:
+    """Entries that a list of a pod may have of which so many workers, or ports, were asked; None: it is not known."""
+    return COUNT_MAX if asked is None else min(COUNT_MAX, FEW + asked)
+
+
+def check_lists(status: object, most: int) -> None:
+    """Of a status as it came: no list is longer. Before it is known to be one, since to look at each entry takes long.
+    Raises ValueError."""
+    for value in status.values() if isinstance(status, dict) else ():
+        for entries in (value, *(value.values() if isinstance(value, dict) and len(value) <= most else ())):
+            if isinstance(entries, list | dict) and len(entries) > most:
+                raise ValueError(f"a list of more than {most} entries")
 
 
 def bounded(status: PodStatus) -> PodStatus:

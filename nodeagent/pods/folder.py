@@ -44,6 +44,8 @@ class PodRecord:
     """That its workers were given last."""
     stuck: bool = False
     """Something of it did not end, even with SIGKILL."""
+    asked: int | None = None
+    """The most workers, forked ahead too, or ports of which its shim was to tell at once; None: it is not known."""
 
 
 class PodRecords:
@@ -69,7 +71,7 @@ class PodRecords:
                 cgroup = Path(value["cgroup"]) if value.get("cgroup") else None
                 found[file.stem] = PodRecord(
                     value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup,
-                    tuple(value.get("devices", ())), value.get("stuck") is True,
+                    tuple(value.get("devices", ())), value.get("stuck") is True, value.get("asked"),
                 )  # fmt: skip
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if isinstance(error, OSError) and short(error):

@@ -213,7 +213,8 @@ class ShimHost:
         self.changed.set()
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
-        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports, above=above)
+        if uid in self._pods:
+            self._pods[uid].promise(ports, token=token.model_dump(), rendezvous=rendezvous, above=above)
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:
@@ -334,7 +335,7 @@ class ShimHost:
                 self._clearing.remove(before)
             unit = units.unit_name(folder.name) if self._how.unit else ""
             cgroup = cgroup_of_unit(unit) if unit else cgroup_of_pod(self._run, folder.name)
-            record = PodRecord(uid, login.uid, content["mark"], logs, cgroup)
+            record = PodRecord(uid, login.uid, content["mark"], logs, cgroup, asked=content["preforked"])
             self._records.write(record)
             make_grant(grants, folder.name, login.uid, login.gid)
             self._granted()

@@ -29,11 +29,11 @@ from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc, start_time
 from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
-from nodeagent.pods.bounds import bounded
+from nodeagent.pods.bounds import COUNT_MAX, bounded, check_lists, most_entries
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.others import ShimTree, end_others, end_tree
-from nodeagent.pods.speech import SpeechByOwner, is_progress
+from nodeagent.pods.speech import LONG, PART, SpeechByOwner, is_progress
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX, VERSION
 
@@ -98,10 +98,13 @@ class ShimReport(Record):
     """The ping that has come through its loop."""
 
     @classmethod
-    def read(cls, line: bytes) -> ShimReport:
-        """As it may go on, in little time whatever it is. Raises ValueError; ``str()`` is a phrase."""
+    def read(cls, line: bytes, most: int = COUNT_MAX) -> ShimReport:
+        """As it may go on, in little time whatever it is. ``most``: entries of each of its lists. Raises ValueError;
+        ``str()`` is a phrase."""
         try:
-            found = cls.from_json(json.dumps(object_of(line, lossy=True)))  # of few values, each key once
+            value = object_of(line, lossy=True)  # of few values, each key once
+            check_lists(value.get("status"), most)
+            found = cls.from_json(json.dumps(value))
         except UntrustedError as error:
             raise ValueError(str(error)) from error
         except ValidationError as error:
@@ -189,6 +192,7 @@ class PodHandle:
         self._changes = Allowance(CHANGES_AT_ONCE, CHANGES_PER_SECOND)
         self._resuming: asyncio.TimerHandle | None = None
         """Until it is read again."""
+        self._reads = False
         self._telling: asyncio.TimerHandle | None = None
         """Until the agent hears of a change."""
         self._ordered: tuple[Token, int] | None = None
@@ -377,7 +381,7 @@ class PodHandle:
         link.setblocking(False)
         self._link, self._in, self._out, self._asked = link, bytearray(), bytearray(), None
         self._pinged = 0
-        self._loop.add_reader(link, self._readable)
+        self._read_on(True)
         self._send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
         for command in waiting:
@@ -390,11 +394,12 @@ class PodHandle:
     def _detach(self) -> None:
         self._stop_waiting()
         self._unhandled.clear()
+        self._speech.no_turn(self)
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
         if self._link is not None:
-            self._loop.remove_reader(self._link)
+            self._read_on(False)
             self._loop.remove_writer(self._link)
             self._link.close()
             self._link = None
@@ -423,23 +428,42 @@ class PodHandle:
     def _handle(self, spent: float = 0.0) -> None:
         """Some of the lines that were read. ``spent``: what reading them counts. Until the rest may be handled, no more
         is read."""
-        for _ in range(min(LINES_IN_A_TURN, len(self._unhandled))):
-            if self._link is None:
-                return
-            spent += 1
+        size = 0
+        for _ in range(LINES_IN_A_TURN):
+            if not self._unhandled or len(self._unhandled[0]) > LONG:
+                break
+            spent, size = spent + 1, size + len(self._unhandled[0])
             self._receive(self._unhandled.popleft())
+        self._spend(spent, size)
+
+    def _handle_long(self) -> None:
+        size = len(self._unhandled[0])
+        self._receive(self._unhandled.popleft())
+        self._spend(1, size)
+
+    def _spend(self, lines: float, size: int) -> None:
+        """Wait for more from the shim, or until what was read may be handled. ``size``: bytes that were handled."""
         now = self._loop.time()
-        wait = max(self._lines.spend(spent, now), self._speech.lines.spend(spent, now))
-        if self._link is not None and (wait or self._unhandled):
-            self._loop.remove_reader(self._link)
+        wait = max(self._lines.spend(lines, now), self._speech.lines.spend(lines + size / PART, now))
+        if self._link is None:
+            return
+        self._read_on(not (wait or self._unhandled))
+        if not wait and self._unhandled and len(self._unhandled[0]) > LONG:
+            self._speech.in_turn(self, self._handle_long)
+        elif not self._reads:
             self._resuming = self._loop.call_later(wait, self._go_on)
 
     def _go_on(self) -> None:
         self._resuming = None
-        if self._link is not None and self._unhandled:
-            self._handle()
-        if self._link is not None and self._resuming is None:
+        self._handle()
+
+    def _read_on(self, reads: bool) -> None:
+        assert self._link is not None
+        if reads and not self._reads:
             self._loop.add_reader(self._link, self._readable)
+        elif self._reads and not reads:
+            self._loop.remove_reader(self._link)
+        self._reads = reads
 
     def _lost(self) -> None:
         """The pidfd reports the shim's death; a shim that only dropped us is connected to again."""
@@ -464,12 +488,22 @@ class PodHandle:
     def start(self, order: StartOrder) -> None:
         """Until it is carried out, or a later ping is answered, the pod is not quiet: its shim may be busy for long."""
         self._asked = None
+        self._asks(len(order.environments))
         if order.devices != self._record.devices:
             self._keep_record(devices=order.devices)
         self.command("start", **order.model_dump(exclude={"devices"}))
         if not self.gone:
             self._ordered = order.token, self._numbered
             self.status = self._reported.starting(order.token)
+
+    def promise(self, ports: int, **arguments: Any) -> None:
+        self._asks(ports)
+        self.command("promise", ports=ports, **arguments)
+
+    def _asks(self, count: int) -> None:
+        """So many workers, or ports, of which it will tell."""
+        if self._record.asked is not None and count > self._record.asked:
+            self._keep_record(asked=count)
 
     def stop(self, **arguments: Any) -> None:
         """Asked again and again while workers die. Their shim gets the order once, and again where they are others or
@@ -547,7 +581,7 @@ class PodHandle:
 
     def _receive(self, line: bytes) -> None:
         try:
-            received = ShimReport.read(line)
+            received = ShimReport.read(line, most_entries(self._record.asked))
         except ValueError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, error)
             self.give_up("its shim sent what is no status")

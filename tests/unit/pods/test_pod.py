@@ -14,6 +14,7 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from nodeagent.osutil.linux import Marked
 from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
+from nodeagent.pods.bounds import FEW
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord, PodRecords
 from nodeagent.pods.pod import (
@@ -37,7 +39,7 @@ from nodeagent.pods.pod import (
     PodHandle,
     SharedByPods,
 )
-from nodeagent.pods.speech import SpeechByOwner
+from nodeagent.pods.speech import LONG, SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
 
@@ -47,11 +49,13 @@ BOUND = 20.0
 class Fake:
     """A handle whose shim is a process that does nothing, and whose socket the test speaks on."""
 
-    def __init__(self, folder: Path, sweeper: Sweeper, speech: SpeechByOwner | None = None) -> None:
+    def __init__(
+        self, folder: Path, sweeper: Sweeper, speech: SpeechByOwner | None = None, asked: int | None = None
+    ) -> None:
         self.changed = asyncio.Event()
         self.kept = list[PodRecord]()
         self.ended = list[PodHandle]()
-        record = PodRecord("u", os.geteuid(), "m", folder / "logs")
+        record = PodRecord("u", os.geteuid(), "m", folder / "logs", asked=asked)
         self.handle = PodHandle(
             record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=self.ended.append,
             keep=self.kept.append, shared=SharedByPods(sweeper, AsideByOwner(), speech or SpeechByOwner()),
@@ -77,9 +81,12 @@ class Fake:
 
 @asynccontextmanager
 async def fake(
-    folder: Path, sweeper: Sweeper | None = None, speech: SpeechByOwner | None = None
+    folder: Path,
+    sweeper: Sweeper | None = None,
+    speech: SpeechByOwner | None = None,
+    asked: int | None = None,
 ) -> AsyncIterator[Fake]:
-    made = Fake(folder, sweeper or Sweeper(), speech)
+    made = Fake(folder, sweeper or Sweeper(), speech, asked)
     try:
         yield made
     finally:
@@ -159,6 +166,111 @@ async def test_pods_of_one_user_are_read_no_more_than_a_few_would_be(tmp_path: P
         await asyncio.gather(*sending)
 
 
+class LongLines:
+    """Each of these pods has said a line that takes long, but for its end. Then ``end`` ends them all at once."""
+
+    def __init__(self, *shims: Fake) -> None:
+        self.shims, self.turns = shims, list[tuple[Fake, int]]()
+        """Whose line was handled, and in which turn of the loop."""
+        self._turn = 0
+        for shim in shims:
+            shim.handle._receive = partial(self._count, shim, shim.handle._receive)  # type: ignore[method-assign]
+
+    async def end(self) -> None:
+        for shim in self.shims:
+            shim.say_bytes(b"\n")
+        self._tick()
+
+    async def say(self) -> None:
+        line = _status(workers=[worker(rank) for rank in range(300)])
+        assert len(line) > LONG
+        for shim in self.shims:
+            await asyncio.get_running_loop().run_in_executor(None, _send, shim, line)
+            await _has_read(shim, len(line))
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(BOUND):
+            while len(self.turns) < count:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0)
+
+    def _tick(self) -> None:
+        self._turn += 1
+        if len(self.turns) < len(self.shims):
+            asyncio.get_running_loop().call_soon(self._tick)
+
+    def _count(self, shim: Fake, receive: Callable[[bytes], None], line: bytes) -> None:
+        self.turns.append((shim, self._turn))
+        receive(line)
+
+
+def _status(**fields: object) -> bytes:
+    return json.dumps({"v": 1, "status": {"uid": "u", "phase": "running", **fields}}).encode()
+
+
+def worker(rank: int) -> dict[str, object]:
+    return {"rank": rank, "local_rank": rank, "pid": 5, "state": "running", "exit": None, "step": 1, "doing": ""}
+
+
+async def test_of_long_lines_one_is_handled_in_a_turn_of_the_loop_and_users_take_turns(tmp_path: Path) -> None:
+    """Sixty pods of one user that ended a status of 1 MiB at once held up root's agent for 2 s."""
+    speech = SpeechByOwner()
+    async with AsyncExitStack() as opened:
+        shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(6)]
+        *_, other = shims
+        other.handle._speech = speech.of(12345)
+        lines = LongLines(*shims)
+        await lines.say()
+        await lines.end()
+        await lines.until(len(shims))
+        assert len({turn for _, turn in lines.turns}) == len(shims)
+        assert other in [shim for shim, _ in lines.turns[:2]]
+        assert [len(shim.handle._reported.workers) for shim in shims] == [300] * len(shims)
+        other.say(phase="exited")
+        await other.until(lambda: other.handle.status.phase == "exited")
+
+
+async def test_long_lines_of_one_user_wait_while_anothers_are_handled(tmp_path: Path) -> None:
+    speech = SpeechByOwner()
+    async with AsyncExitStack() as opened:
+        shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(4)]
+        *ours, other = shims
+        other.handle._speech = speech.of(12345)
+        lines = LongLines(*shims)
+        await lines.say()
+        speech.of(os.geteuid()).lines = Allowance(4, 0.5)  # what a line of LONG bytes costs, and it takes seconds
+        await lines.end()
+        await lines.until(2)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert {shim for shim, _ in lines.turns} == {ours[0], other}
+        ours[1].handle.give_up("test")
+        speech.of(os.geteuid()).lines = Allowance(1000, 1000)
+        other.say_bytes(_status(workers=[worker(rank) for rank in range(300)]) + b"\n")
+        await lines.until(4)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [shim for shim, _ in lines.turns].count(other) == 2
+        assert {shim for shim, _ in lines.turns} == {ours[0], ours[2], other}, "of a shim that is given up no line is"
+    assert speech._long_lines._timer is None
+
+
+async def test_a_shim_tells_of_no_more_workers_than_were_asked_of_its_pod(tmp_path: Path) -> None:
+    """What a list of thousands costs, and what it says to the cluster, a pod of one slot has no use for."""
+    async with fake(tmp_path, asked=1) as shim:
+        shim.say(workers=[worker(rank) for rank in range(1 + FEW)])
+        await shim.until(lambda: len(shim.handle.status.workers) == 1 + FEW)
+        workers = order(1).model_copy(update={"environments": ({},) * 300})
+        shim.handle.start(workers)
+        shim.handle.promise(400, token={}, rendezvous=False, above=0)
+        shim.handle.start(workers)
+        assert [record.asked for record in shim.kept] == [300, 400]
+        shim.say(workers=[worker(rank) for rank in range(300)], ports=list(range(2000, 2400)))
+        await shim.until(lambda: len(shim.handle.status.ports) == 400)
+        shim.say(workers=[worker(rank) for rank in range(401 + FEW)])
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert shim.handle.status.reason == "its shim sent what is no status"
+
+
 async def test_changes_of_many_pods_of_one_user_are_seen_together(tmp_path: Path) -> None:
     speech, count = SpeechByOwner(), 0
     speech.of(os.geteuid()).changes = Allowance(4, 0.001)
@@ -182,24 +294,24 @@ async def test_changes_of_many_pods_of_one_user_are_seen_together(tmp_path: Path
 
 async def test_progress_is_shown_a_little_later_and_the_end_of_a_worker_at_once(tmp_path: Path) -> None:
     """A shim tells at each ping how far its workers are: for ever, and of that a user's allowance is not spent."""
-    worker: dict[str, object] = {"rank": 0, "local_rank": 0, "pid": 5, "state": "running"}
+    one: dict[str, object] = {"rank": 0, "local_rank": 0, "pid": 5, "state": "running"}
     speech = SpeechByOwner()
     speech.of(os.geteuid()).changes = Allowance(2, 0.001)
     async with fake(tmp_path, speech=speech) as shim:
-        shim.say(workers=[worker])
+        shim.say(workers=[one])
         await shim.until(lambda: shim.handle.status.workers)
         shim.changed.clear()
         for step in range(20):
-            shim.say(workers=[worker | {"step": step}], snapshot_bytes=step)
+            shim.say(workers=[one | {"step": step}], snapshot_bytes=step)
         async with asyncio.timeout(BOUND):
             while shim.handle._reported.snapshot_bytes != 19:  # noqa: ASYNC110 - nobody is woken
                 await asyncio.sleep(0)
-        shim.say(workers=[worker | {"step": 20, "state": "exited", "exit": 1}])
+        shim.say(workers=[one | {"step": 20, "state": "exited", "exit": 1}])
         async with asyncio.timeout(BOUND):
             while shim.handle._reported.workers[0].state != "exited":  # noqa: ASYNC110 - nobody is woken
                 await asyncio.sleep(0)
         assert shim.handle.status.workers[0].state == "exited"
-        shim.say(workers=[worker | {"step": 21, "state": "exited", "exit": 1}])
+        shim.say(workers=[one | {"step": 21, "state": "exited", "exit": 1}])
         await shim.until(lambda: shim.handle.status.workers[0].step == 21)
 
 
@@ -547,7 +659,7 @@ async def test_what_survives_root_holds_its_devices_until_it_ends(
 
 
 async def test_the_next_agent_holds_them_from_the_beginning(tmp_path: Path) -> None:
-    record = PodRecord("u", os.geteuid(), "m", tmp_path / "logs", None, ("cpu3",), stuck=True)
+    record = PodRecord("u", os.geteuid(), "m", tmp_path / "logs", None, ("cpu3",), stuck=True, asked=8)
     records = PodRecords(tmp_path)
     records.write(record)
     (again,) = records.all().values()
