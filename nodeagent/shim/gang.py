@@ -278,6 +278,9 @@ class LocalGang:
     ) -> None:
         """See base.PodHost.stop."""
         if self.settled:
+            if not self.stopping:  # it ended by itself: what is kept for those elsewhere goes now
+                self.stopping = True
+                self.parts.changed()
             return
         if grace is None and not self.stopping and self.living():  # others may have failed for it
             self.taken = self.taken or self.parts.taken()

@@ -260,6 +260,18 @@ async def test_a_shell_with_a_training_child_is_one_worker(tmp_path: Path) -> No
         assert set(bench.left()) <= bench.own() | bench.preforked()
 
 
+async def test_a_stop_lets_go_of_the_rendezvous_of_a_gang_that_has_ended_by_itself(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, "import sys; sys.exit(3)"), tmp_path))
+        bench.host.promise(UID, token(1), True)
+        await bench.until(lambda s: s.rendezvous)
+        bench.host.start(UID, bench.order(1))
+        ended = await bench.until(lambda s: s.phase == "exited" and s.exits)
+        assert ended.rendezvous is not None, "others may still use it"
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.rendezvous is None)
+
+
 async def test_refused_starts(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
