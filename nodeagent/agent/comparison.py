@@ -24,7 +24,7 @@ MOST = 1024
 
 
 class Comparison:
-    """One agent's."""
+    """Of one agent's decisions, or of its workers' commits: neither waits for when the other's were compared."""
 
     def __init__(self, lease: Membership, *, store: Store, snapshot: Snapshot, clock: Clock) -> None:
         self._lease, self._store, self._snapshot, self._clock = lease, store, snapshot, clock

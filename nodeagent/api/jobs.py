@@ -266,24 +266,6 @@ class JobRoutes:
         """Have jobs written that were admitted as ``specs``, and read them. Where a queue counts what each user has
         they are admitted again, by a view that has all that was submitted to it before: one submit after the other,
         here and, by the store's word, on all nodes. Raises ``ApiError`` and ``StoreError``."""
-        try:
-            return await self._written(who, specs, admit, write)
-        except StoreRefusedError as refused:
-            if refused.code == "full":
-                raise await limits.no_room(refused, self._names) from None
-            raise
-
-    async def _written(
-        self,
-        who: auth.Caller,
-        specs: Sequence[JobSpec],
-        admit: Callable[[], Awaitable[Sequence[JobSpec]]],
-        write: Callable[[Sequence[JobSpec], QuotaClaims | None], Awaitable[Done]],
-    ) -> Done:
-        if not with_quotas(self.view.cluster(), who, specs):
-            done = await write_again(self.view, partial(write, specs, None))
-            await self.seen()
-            return done
 
         async def attempt() -> Done:
             read = self.view.rev
@@ -291,10 +273,19 @@ class JobRoutes:
             queues = with_quotas(self.view.cluster(), who, found)
             return await write(found, QuotaClaims(queues=queues, read=read))
 
-        async with self._counting:
-            done = await write_again(self.view, attempt)
-            await self.seen()
-            return done
+        try:
+            if not with_quotas(self.view.cluster(), who, specs):
+                done = await write_again(self.view, partial(write, specs, None))
+                await self.seen()
+                return done
+            async with self._counting:
+                done = await write_again(self.view, attempt)
+                await self.seen()
+                return done
+        except StoreRefusedError as refused:
+            if refused.code == "full":
+                raise await limits.no_room(refused, self._names) from None
+            raise
 
     async def admitted(
         self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()

@@ -113,7 +113,7 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
-    held = node.get("held", ())
+    held = node["held"]
     if held:
         names = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in node["gpus"]}
         lines += ["", "Held by processes that do not end, and given to nobody:"]

@@ -68,7 +68,7 @@ def _listed(client: Client, *, everything: bool) -> Json:
         there = {job["uid"] for job in answer["items"]}
         history = client.pages("/v1/history")
         answer["items"][:0] = [job for job in history["items"] if job["uid"] not in there]
-        answer["unread"] = history.get("unread", [])
+        answer["unread"] = history["unread"]
     return answer
 
 

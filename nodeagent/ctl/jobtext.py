@@ -248,8 +248,8 @@ def _policies(job: Json) -> list[str]:
 
 
 def _unanswered(job: Json) -> list[str]:
-    """Nodes that it goes on without for now; agents of earlier versions do not say any."""
-    found = job.get("unanswered", ())
+    """Nodes that it goes on without for now."""
+    found = job["unanswered"]
     return [field("Left out", f"{one['node']} {one['text']}: tried again in {span(one['left'])}") for one in found]
 
 

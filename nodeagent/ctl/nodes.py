@@ -53,7 +53,7 @@ def _slots(node: Json) -> str:
 
 def _held(node: Json) -> set[str]:
     """Devices that nobody is given."""
-    return {device for one in node.get("held", ()) for device in one["devices"]}
+    return {device for one in node["held"] for device in one["devices"]}
 
 
 COLUMNS = (

@@ -38,8 +38,7 @@ local ENTRY_BYTES, FEW_ENTRIES = 256, 64
 local function count(record, owner, phase, formed, by)
   local held, spec = owned_by(owner or ''), redis.call('HSTRLEN', P .. record, 'spec')
   local entries = formed and math.max(0, redis.call('HLEN', P .. record) - FEW_ENTRIES) or 0
-  local ended = phase == 'succeeded' or phase == 'failed' or phase == 'stopped'
-  held.jobs, held.live = held.jobs + by, held.live + (ended and 0 or by)
+  held.jobs, held.live = held.jobs + by, held.live + (is_terminal({ phase = phase }) and 0 or by)
   held.spec, held.bytes = held.spec + by * spec, held.bytes + by * (spec + ENTRY_BYTES * entries)
 end
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
