@@ -160,8 +160,8 @@ def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
 
 
 def unanswered_json(job: JobRecord, cluster: Cluster) -> list[Json]:
-    """Nodes that the job goes on without for now, since they did not acknowledge a generation in time: what each did
-    (``text``), and in how many seconds of served time it is tried again (``left``)."""
+    """Nodes that the job goes on without for now, since they did not acknowledge a generation in time, or had no memory
+    left: what each did (``text``), and in how many seconds of served time it is tried again (``left``)."""
     found = left_out(job, cluster.nodes, cluster.served) if job.phase not in TERMINAL else {}
     return [
         {"node": n, "text": in_words(found[n][0]), "left": round(max(0, found[n][1] - cluster.served) / 1000, 1)}

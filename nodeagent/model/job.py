@@ -154,7 +154,8 @@ class BudgetEntry(Record):
 
 
 class Unanswered(Record):
-    """A node that did not acknowledge a generation of a job in time, and no later one since."""
+    """A node that did not acknowledge a generation of a job in time, and no later one since; or whose memory others had
+    filled, so that the kernel killed workers of the job."""
 
     node: str
     life: str
@@ -162,6 +163,8 @@ class Unanswered(Record):
     """How often, one after the other."""
     at: int
     """Served time (ms) of the last time."""
+    full: bool = False
+    """The last time it was its memory."""
 
 
 class Outcome(Record):
@@ -299,8 +302,8 @@ class JobRecord(Record):
     """Node to life: members of generation ``last_number`` that have not answered since a fault that counts ended it.
     The fault is not judged while there are some: if one of them proves to be lost, it was the cause."""
     unanswered: Listed[Unanswered] = ()
-    """The last few nodes that held up its generations: for how long it goes on without them is
-    ``plan/nodes/unanswered.py``'s."""
+    """The last few nodes that held up its generations, or had no memory left for them: for how long it goes on without
+    them is ``plan/nodes/unanswered.py``'s."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from operator import attrgetter
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,13 +20,14 @@ GenerationState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced", "port_taken",
-    "scale", "join", "share", "drain", "hardware", "resume", "restart",
+    "crowded", "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
 is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
 stopped its own workers because it could not renew its lease. ``port_taken``: another user's process has a port that was
-kept for the workers. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed ones
-returned."""
+kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was full, of which its pod had
+no more than its share. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed
+ones returned."""
 
 
 class Token(Record):
@@ -146,6 +147,15 @@ BRIEF = 400
 """The most characters of a worker's last lines if there are many workers."""
 
 
+class Starved(Record):
+    """What a pod held when the kernel killed one of its workers, since memory was full that is not the pod's alone."""
+
+    held: Annotated[Whole, Field(ge=0)]
+    """Bytes, swapped ones included, that the pod had lately and that nobody could take from it."""
+    total: Annotated[Whole, Field(gt=0)]
+    """Bytes of memory and swap that there are for all pods of the node, or for the whole machine."""
+
+
 class WorkerExit(Record):
     """How one worker ended."""
 
@@ -175,6 +185,8 @@ class WorkerExit(Record):
     """Of a job of several roles: the name of its place."""
     round: Whole = 0
     """It was started again with its whole role, for this round of it (``PodReport.rounds``); 0: it was not."""
+    starved: Starved | None = None
+    """It was killed for want of memory, not by a limit of its own pod."""
     missed: bool = False
     """It was to leave with the others and died before it began to save; or it was killed because it waited for a worker
     that did so."""
@@ -200,6 +212,8 @@ class AloneRestart(Record):
     """As of ``WorkerExit``: workers of a role that failed in one round cost one restart together."""
     error: str = ""
     """As of ``WorkerExit``, at most ``BRIEF``; of the newest only."""
+    crowded: bool = False
+    """It costs nothing: as ``PodReport.crowded``."""
 
 
 class PodReport(Record):
@@ -217,6 +231,9 @@ class PodReport(Record):
     """If ``refused`` because of a hook: what it printed last, for the job's owner and operators."""
     taken: str = ""
     """If ``failed``: as of ``PodStatus``."""
+    crowded: str = ""
+    """If ``failed``, and the machine's memory was full when the worker that counts on its node was killed, but its pod
+    held no more than its share: the amounts, in words."""
     stall: Stall | None = None
     """While ``running`` and if the gang may hang: what its workers do."""
     ready: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ from nodeagent.shim.processes import (
     start_program,
     watched,
 )
-from nodeagent.shim.record import WHOLE_ERRORS, Farewell, MemoryKills, exit_record
+from nodeagent.shim.record import WHOLE_ERRORS, Farewell, MemoryKill, MemoryKills, exit_record
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
 from nodeagent.shim.turns import HALF, Turns
@@ -177,6 +177,11 @@ class LocalGang:
         self._stuck_check: Delay | None = None
         self._given_up: Mapping[str, Any] | None = None
         self._write_out: WriteOut | None = None
+
+    def look(self) -> None:
+        """Now and then, while something may run."""
+        if not self.settled:
+            self._memory.look()
 
     @property
     def phase(self) -> str:
@@ -651,11 +656,20 @@ class LocalGang:
         elif self.parts.containers is not None:
             status = self.parts.containers.status(status)
         self._is_missed(w, status)
-        why = LOST if lost else "" if w.stopped else self._memory.explain(status)
+        kill = MemoryKill(LOST if lost else "") if lost or w.stopped else self._memory.explain(status)
         record = exit_record(
-            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell, why
+            w.rank,
+            w.local_rank,
+            w.pid,
+            status,
+            w.stopped,
+            w.order,
+            w.error_file,
+            w.captures[1].tail(),
+            w.farewell,
+            kill.text,
         )
-        record["place"] = w.place
+        record |= {"place": w.place, "starved": kill.starved}
         self.parts.children.forget(w.pid)
         code = os.waitstatus_to_exitcode(status)
         if code and not w.stopped:

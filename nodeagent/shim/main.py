@@ -120,6 +120,8 @@ class Shim:
     def _tick(self) -> None:
         self._obey()
         self._doubt()
+        if self.gang is not None:
+            self.gang.look()
         if self.writer.trouble != self._trouble:
             self._trouble = self.writer.trouble
             self.changed()

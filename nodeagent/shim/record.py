@@ -13,6 +13,7 @@ import os
 import signal
 import stat
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,25 +108,80 @@ WORDS = "nodeagent: out of memory"
 """How the line begins that explains an end; ``plan/failure/blame.py`` looks for it."""
 
 
+LOOKS = 20
+"""Looks at what the pod holds that are remembered: some 5 s. What a worker held is gone before its end is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKill:
+    """Why the kernel may have killed a worker."""
+
+    text: str
+    """Empty: not for want of memory, as far as is known."""
+    starved: dict[str, int] | None = None
+    """As model.world.Starved; None: a limit of the pod itself was reached, or it is not known what the pod held."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    kills: int
+    limits: int
+    """How often the group's own limit, or one below it, was reached."""
+    held: int
+
+
 class MemoryKills:
     """Counts from now on."""
 
     def __init__(self, root: Path = ROOT) -> None:
         group = _group(root)
-        self._file = group if group is not None else root / "proc/vmstat"
+        self._root, self._file = root, group if group is not None else root / "proc/vmstat"
         self._certain = group is not None
-        self._before = _count(self._file)
+        self._before = _numbers(self._file).get("oom_kill", 0)
+        self._looks = deque[_Look](maxlen=LOOKS)
+        self.look()
 
-    def explain(self, status: int) -> str:
-        """Why a worker that nobody here stopped may have ended with this wait status; empty if not for this."""
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            return ""
-        killed = _count(self._file) - self._before
-        if killed <= 0:
-            return ""
+    def look(self) -> None:
+        """Note what the pod holds, now and then: at least as often as memory may fill up."""
         if self._certain:
-            return f"{WORDS}: the kernel killed {killed} process(es) of this pod ({self._file.parent.name})"
-        return f"{WORDS}, it seems: since this start the kernel killed {killed} process(es) on this machine"
+            counts, stat = _numbers(self._file), _numbers(self._file.parent / "memory.stat")
+            swapped = _number(self._file.parent / "memory.swap.current") or 0
+            held = stat.get("anon", 0) + stat.get("shmem", 0) + swapped  # what nobody can take from it
+            self._looks.append(_Look(counts.get("oom_kill", 0), counts.get("oom", 0), held))
+
+    def explain(self, status: int) -> MemoryKill:
+        """Why a worker that nobody here stopped may have ended with this wait status."""
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            return MemoryKill("")
+        killed = _numbers(self._file).get("oom_kill", 0) - self._before
+        if killed <= 0:
+            return MemoryKill("")
+        if not self._certain:
+            return MemoryKill(
+                f"{WORDS}, it seems: since this start the kernel killed {killed} process(es) on this machine"
+            )
+        text = f"{WORDS}: the kernel killed {killed} process(es) of this pod ({self._file.parent.name})"
+        self.look()
+        starved = self._starved()
+        if starved is not None:
+            held, total = (f"{starved[name] / 1e9:.1f} GB" for name in ("held", "total"))
+            text += f", which held {held} of {total} for all"
+        return MemoryKill(text, starved)
+
+    def _starved(self) -> dict[str, int] | None:
+        first, last = self._looks[0], self._looks[-1]
+        held, total = max(look.held for look in self._looks), self._total()
+        if last.kills <= first.kills or last.limits != first.limits or held <= 0 or total <= 0:
+            return None
+        return {"held": held, "total": total}
+
+    def _total(self) -> int:
+        """Memory and swap for all pods together, or for all that there is; 0: not known."""
+        machine = _numbers(self._root / "proc/meminfo")
+        groups = [folder for folder in self._file.parent.parents if (folder / "cgroup.procs").exists()]
+        limits = [limit for folder in groups if (limit := _number(folder / "memory.max")) is not None]
+        memory = min([machine.get("MemTotal:", 0) * 1024, *limits])
+        return memory + machine.get("SwapTotal:", 0) * 1024 if memory > 0 else 0
 
 
 def _group(root: Path) -> Path | None:
@@ -134,12 +190,19 @@ def _group(root: Path) -> Path | None:
         number, _, path = line.partition(":")
         if number == "0":
             file = root / "sys/fs/cgroup" / path.removeprefix(":").lstrip("/") / "memory.events"
-            return file if "oom_kill " in _read(file) else None
+            return file if "oom_kill" in _numbers(file) else None
     return None
 
 
-def _count(file: Path) -> int:
-    return sum(int(line.split()[1]) for line in _read(file).splitlines() if line.startswith("oom_kill "))
+def _numbers(file: Path) -> dict[str, int]:
+    """Of a file of the kernel's with lines of a name and a number."""
+    words = (line.split() for line in _read(file).splitlines())
+    return {found[0]: int(found[1]) for found in words if len(found) > 1 and found[1].isdecimal()}
+
+
+def _number(file: Path) -> int | None:
+    text = _read(file).strip()
+    return int(text) if text.isdecimal() else None
 
 
 def _read(file: Path) -> str:

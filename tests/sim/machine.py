@@ -10,7 +10,7 @@ from functools import partial
 
 from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
-from nodeagent.model.world import Token, WorkerExit
+from nodeagent.model.world import Starved, Token, WorkerExit
 from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, Rendezvous, StartOrder
 from nodeagent.shim.rendezvous import LOOK_AGAIN
 from nodeagent.shim.turns import HALF, Turns
@@ -289,6 +289,12 @@ class SimMachine:
         self.touch()
         if pod.generation is not None and died:
             self.peers(uid, pod.generation, self.name)
+
+    def worker_starves(self, uid: str, local: int, held: int, total: int) -> None:
+        """The kernel kills one, since the memory is full of which its pod held so much."""
+        pod = self.pods[uid]
+        self.worker_ends(uid, local, signal=9)
+        pod.exits[-1] = pod.exits[-1].model_copy(update={"starved": Starved(held=held, total=total)})
 
     def worker_restarts(self, uid: str, local: int) -> None:
         """One of a role that restarts alone fails, and runs again; its shim has a word about it."""

@@ -145,6 +145,25 @@ def test_a_node_whose_ports_somebody_holds_leads_no_gang_and_takes_part() -> Non
     simulate(3, scenario)
 
 
+def test_memory_that_others_fill_costs_no_restart_and_its_node_is_left_out_for_longer_each_time() -> None:
+    """Its pods have two of four slots on each node."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2, restarts=RestartLimits(max=1))
+        await running(c, 2)
+        for _ in range(3):
+            c.nodes["n1"].machine.worker_starves("uid-j", 0, held=4, total=8)
+            assert await running(c, 2, limit=300) < 300
+        entries = list(c.job("j").budget.values())
+        assert [(e.kind, e.counts, e.node) for e in entries] == [("crowded", False, "n1")] * 3
+        assert entries[2].at - entries[1].at >= 60_000, "the second time, for a minute"
+        c.nodes["n1"].machine.worker_starves("uid-j", 0, held=5, total=8)
+        await running(c, 2)
+        assert [e.counts for e in c.job("j").budget.values()] == [False, False, False, True]
+
+    simulate(2, scenario)
+
+
 def test_what_is_still_ordered_to_start_is_not_quiet() -> None:
     """A shim was busy, its agent promised that nothing ran, and then it carried out the start: two generations."""
 

@@ -3,7 +3,7 @@
 import { at, badge, clock, el, plural, row, since, small, span } from "./draw.js";
 
 const FAULTS = new Set([
-  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "hardware",
+  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "crowded", "hardware",
 ]);
 const ENDED = new Set(["succeeded", "failed", "stopped"]);
 const SHOWN = 4;

@@ -59,8 +59,9 @@ def restarts_spent(job: JobRecord, served: int) -> int:
 
 
 def alone_times(generation: Generation | None) -> tuple[int, ...]:
-    """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
-    return tuple(sorted(one.at for one in alone_restarts(generation)))[-MOST_ALONE:]
+    """When (served time, ms) workers of this generation were started again alone, as far as that was reported, and
+    costs something."""
+    return tuple(sorted(one.at for one in alone_restarts(generation) if not one.cause.crowded))[-MOST_ALONE:]
 
 
 class RoleRestart(NamedTuple):
@@ -370,9 +371,13 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if asks_to_reform(who.worker):
         kind = "reform"
     text = who.text + _shortly_before(case, reports)
+    if crowded := reports[who.node].crowded if who.worker.signal == signal.SIGKILL else "":
+        kind, text = "crowded", f"{text}; {crowded}: it costs no restart"
     cause = Cause(kind=kind, text=text, node=who.node, rank=who.worker.rank)
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
+    if kind == "crowded":
+        return _fault(case, cause, outcome, who.code, roles)
     if kind == "reform":
         fault = _fault(case, cause, outcome, who.code, roles)
         return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
@@ -417,7 +422,7 @@ def _alone_fault(case: _Case, generation: Generation) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
     over = restarts_spent(case.job, case.at) > case.job.spec.restarts.max
-    found = [(node, one) for node, report in generation.reports.items() for one in report.alone]
+    found = [(node, one) for node, report in generation.reports.items() for one in report.alone if not one.crowded]
     newest = max(found, key=lambda each: each[1].at, default=None)
     for node, one in found:
         cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)

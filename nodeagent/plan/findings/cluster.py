@@ -356,7 +356,9 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
                 left = (until - cluster.served) / 1000
                 what = f"{in_words(late)}: job {job.name} goes on without it, and tries it again in {left:.0f} s"
                 host = cluster.nodes[name].facts.hostname
-                yield f"node/{name}", _warning(what, f"see whether {host} is there; {_LOOK.format(host=host)}")
+                look = f"on {host}: free -h; ps -eo rss,user,args --sort -rss | head" if late.full else ""
+                look = look or f"see whether {host} is there; {_LOOK.format(host=host)}"
+                yield f"node/{name}", _warning(what, look)
         for name, ready in unfit.get(job.uid, ()):
             what = "lead" if ready.portless and not job.spec.several else "run"
             yield f"node/{name}", _warning(f"cannot {what} job {job.name}: {ready.reason}", fix)

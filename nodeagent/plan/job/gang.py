@@ -40,7 +40,7 @@ from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
 def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
     found = _decide(cluster, job, wall)
-    if isinstance(found.step, Propose | End) and (late := remembered(cluster, job)) is not None:
+    if isinstance(found.step, Propose | End) and (late := remembered(cluster, job, found.step.spend)) is not None:
         return replace(found, step=replace(found.step, unanswered=late))
     return found
 

@@ -152,6 +152,8 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
         text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
         spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
         return Decision(End("holding", text, gone, spend=spend), (text,))
+    if fault.cause.kind == "crowded":  # which nodes it does without then, its record has to say
+        return Decision(End("holding", fault.cause.text, gone, spend=fault.spend), (fault.cause.text,))
     wait = faults.wait_after(cluster, job, fault.spend)
     if wait.delay_ms:
         text = f"{fault.cause.text}; {wait.why}; starts again in {wait.delay_ms / 1000:g} s"

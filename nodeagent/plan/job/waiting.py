@@ -259,6 +259,7 @@ def _why_again(job: JobRecord) -> Cause:
         "collective",
         "fenced",
         "port_taken",
+        "crowded",
         "reform",
         "share",
     )

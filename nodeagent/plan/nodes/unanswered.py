@@ -1,19 +1,22 @@
-"""Nodes that did not acknowledge a generation of a job in time: for how long the job goes on without each of them, and
-when it may grow again.
+"""Nodes that did not acknowledge a generation of a job in time, or had no memory left for its workers: for how long the
+job goes on without each of them, and when it may grow again.
 
 A node can renew its lease and acknowledge nothing: its agent stands, or there is no agent, only a record that somebody
 wrote. Each generation with such a node costs a gang ``form_margin`` without work. So the job remembers it
 (``JobRecord.unanswered``), and leaves it out for a time that doubles each time, for as long as it is in the same life
 and has acknowledged nothing since. A view has this in its nodes' records, as it has maintenance windows: what is worked
 out from a view does not depend on its clock. Chooses no nodes.
+
+So it is with a node whose memory others have filled (``failure/memory.py``). To lose workers there costs the job no
+restart, and would go on for ever; that the node acknowledges proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nodeagent.model.job import JobRecord, Phase, Unanswered
+from nodeagent.model.job import BudgetEntry, JobRecord, Phase, Unanswered
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
@@ -79,31 +82,40 @@ def grows_at(job: JobRecord, served: int) -> int:
 def in_words(one: Unanswered) -> str:
     """What the node did, as what follows its name."""
     often = {1: "", 2: " twice in a row"}.get(one.times, f" {one.times} times in a row")
-    return f"did not acknowledge a generation in time{often}"
+    return f"{'had no memory left for its workers' if one.full else 'did not acknowledge a generation in time'}{often}"
 
 
-def remembered(cluster: Cluster, job: JobRecord) -> tuple[Unanswered, ...] | None:
-    """What the job is to remember from its next generation, or its end, on; None: what it does already."""
+def remembered(cluster: Cluster, job: JobRecord, spend: BudgetEntry | None) -> tuple[Unanswered, ...] | None:
+    """What the job is to remember from its next generation, or its end, on; None: what it does already. ``spend``: for
+    the fault that led to it."""
     generation = job.generation
     late: Mapping[str, str] = {}
     if generation is not None and generation.state == "forming" and cluster.served >= generation.deadline:
         late = {n: life for n, life in generation.missing.items() if n not in generation.holders}
         late = {n: life for n, life in late.items() if cluster.live(n, life)}
+    full = dict[str, str]()
+    if spend is not None and spend.kind == "crowded" and (record := cluster.nodes.get(spend.node)) is not None:
+        full = {spend.node: record.incarnation.life}
+    late = {**late, **full}
     if not late and not job.unanswered:
         return None
     answered = present_members(job).keys() - (generation.missing if generation is not None else {})
-    kept = [one for one in job.unanswered if one.node not in answered and _counts(cluster, one)]
+    kept = [one for one in job.unanswered if _counts(cluster, one, answered)]
     before = {(one.node, one.life): one.times for one in kept}
     kept = [one for one in kept if late.get(one.node) != one.life]
     news = [
-        Unanswered(node=node, life=life, times=before.get((node, life), 0) + 1, at=cluster.served)
+        Unanswered(node=node, life=life, times=before.get((node, life), 0) + 1, at=cluster.served, full=node in full)
         for node, life in sorted(late.items())
     ]
     found = tuple(sorted((*kept, *news), key=lambda one: one.at)[-KEPT:])  # stable
     return None if found == job.unanswered else found
 
 
-def _counts(cluster: Cluster, one: Unanswered) -> bool:
+def _counts(cluster: Cluster, one: Unanswered, answered: Collection[str]) -> bool:
+    if one.full:  # for longer than it is left out
+        return cluster.served < one.at + 2 * millis(LONGEST)
+    if one.node in answered:
+        return False
     return cluster.live(one.node, one.life) or cluster.served < one.at + millis(LONGEST)
 
 

@@ -13,10 +13,11 @@ from functools import partial
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
-from nodeagent.model.world import Ack, Generation, PodReport, Token
+from nodeagent.model.world import Ack, Generation, Member, PodReport, Token
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import leaves_broken
 from nodeagent.plan.failure.faults import final_report
+from nodeagent.plan.failure.memory import memory_share
 from nodeagent.plan.failure.policies import tasks_asked_for
 from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays
@@ -38,6 +39,7 @@ from nodeagent.plan.pods.report import (
     same_report,
     with_alone,
     with_completion,
+    with_crowd,
 )
 from nodeagent.plan.queueing.elastic import nodes_wanted
 from nodeagent.plan.queueing.queue import line_key, next_up
@@ -401,7 +403,7 @@ def release(case: PodCase) -> PodAction | None:
     job, generation = case.job, case.generation
     if job is None or generation is None or case.forms or case.runs or not case.is_holder or _unknown(case):
         return None
-    return _ack(job, generation, case.node, case.life, case.status, "", case.lends)
+    return _ack(case, job, generation, case.life)
 
 
 def retire(case: PodCase) -> PodAction | None:
@@ -492,17 +494,13 @@ def _form(case: PodCase) -> PodAction | None:
         return None
     in_generation = case.is_member
     if case.stuck:  # the others may go on, but not with this node
-        return (
-            None
-            if in_generation
-            else _ack(job, generation, node, generation.holders[node].life, status, "", case.lends)
-        )
+        return None if in_generation else _ack(case, job, generation, generation.holders[node].life)
     if status is not None and not status.quiet:
         why = f"generation {generation.number} is forming: {generation.cause.text}"
         return _stop(case, job, generation.planned, why)
     life = generation.members[node].life if in_generation else generation.holders[node].life
     if not in_generation:
-        return _ack(job, generation, node, life, status, "", case.lends)
+        return _ack(case, job, generation, life)
     if node not in generation.missing and node not in generation.holders:
         if case.lends or not must_let_go(cluster, job, node):
             return None
@@ -523,7 +521,7 @@ def _form(case: PodCase) -> PodAction | None:
     if status.highest != generation.token or lacks or len(status.ports) != generation.members[node].ports:
         return _promise(cluster, job, generation, node)
     address = rendezvous.address if leads and rendezvous is not None else ""
-    return _ack(job, generation, node, life, status, address, case.lends)
+    return _ack(case, job, generation, life, address)
 
 
 def _run(case: PodCase) -> PodAction | None:
@@ -566,15 +564,22 @@ def _own_report(
     if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
         report = None  # those that waited for other roles were stopped before they started
     report = report or (None if doomed else cut_short(status) or going_on(sent))
+    share = _memory_share(case, member)
+    report = with_crowd(report, share)
     asked = tasks_asked_for(job.spec)
     if job.spec.completes or asked:
         report = with_completion(report, status, member, job.spec.completes, asked)
     if status.ready and not status.quiet:
         report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
-    report = with_alone(report, sent, status, Alone(member, case.cluster.served))
+    report = with_alone(report, sent, status, Alone(member, case.cluster.served, share))
     if status.rounds:
         report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
     return _report(job, generation, sent, report)
+
+
+def _memory_share(case: PodCase, member: Member) -> float:
+    record = case.cluster.nodes.get(case.node)
+    return memory_share(record.facts, member.devices) if record is not None else 0.0
 
 
 def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -724,15 +729,15 @@ def _given_up(job: JobRecord, generation: Generation) -> GivenUp | None:
     return GivenUp(stays=bool(stay), world=generation.world_size, since=since)
 
 
-def _ack(
-    job: JobRecord, generation: Generation, node: str, life: str, status: PodStatus | None, address: str, lends: bool
-) -> SendAck:
+def _ack(case: PodCase, job: JobRecord, generation: Generation, life: str, address: str = "") -> SendAck:
+    node, status = case.node, case.status
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         held = generation.holders.get(node)
         own = of_member(status, held) if held is not None else status
         last = read_report(own) or farewell_report(own)
+        last = with_crowd(last, _memory_share(case, held)) if held is not None else last
     if last is None and status is not None and job.silent.get(node) == life:  # no report since a fault: it may be this
         last = lost_report(status, job.last_number)
     stuck = status is not None and status.phase == "stuck"
@@ -741,7 +746,7 @@ def _ack(
     ports = status.ports if status is not None and len(status.ports) == asked else ()
     ack = Ack(
         life=life, ended=generation.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
-        lends=lends and node in job.failsafe_members, ports=ports,
+        lends=case.lends and node in job.failsafe_members, ports=ports,
     )  # fmt: skip
     return SendAck(
         job.uid, generation.token, ack, last, f"nothing older than generation {generation.number} runs on {node}"

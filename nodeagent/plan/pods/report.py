@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Generation, Member, PodReport, WorkerExit
 from nodeagent.plan.failure.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
+from nodeagent.plan.failure.memory import within_share
 from nodeagent.pods.base import PodStatus
 
 STALL_TEXT = 200
@@ -101,6 +102,15 @@ def with_completion(
     return (report or PodReport(state="running")).model_copy(update=news)
 
 
+def with_crowd(report: PodReport | None, share: float) -> PodReport | None:
+    """The same, and whether the worker that counts on this node was killed for what others did. ``share``: of the
+    node's memory, the part of this pod."""
+    failed = min(filter(is_failure, report.exits), key=culprit_first, default=None) if report is not None else None
+    if report is None or failed is None or not (crowded := within_share(failed.starved, share)):
+        return report
+    return report.model_copy(update={"crowded": crowded})
+
+
 def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
     """The same, with the workers that were started again alone: those that were reported before, and the new ones."""
     before = sent.alone if sent is not None else ()
@@ -120,6 +130,8 @@ class Alone:
 
     member: Member
     served: int
+    share: float = 0.0
+    """As of ``memory.memory_share``."""
 
 
 def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
@@ -128,6 +140,7 @@ def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
     return AloneRestart(
         rank=exited.rank, order=exited.order, at=case.served, exit=shell_code(exited),
         text=f"{name} failed: {describe(exited)}", round=exited.round, error=exited.error[-BRIEF:] if newest else "",
+        crowded=bool(within_share(exited.starved, case.share)),
     )  # fmt: skip
 
 

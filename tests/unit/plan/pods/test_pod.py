@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation, NodeRecord
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import Generation, Place, PodReport, Token, WorkerExit
+from nodeagent.model.world import Generation, Place, PodReport, Starved, Token, WorkerExit
 from nodeagent.plan.pods.pod import (
     PodAction,
     Prepare,
@@ -621,6 +621,21 @@ def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:
     dying = running_at(generation, crash, killed)
     assert acts(job, dying) == (Stop(UID, None, "rank 1 on n1 failed first: exit code 7"),)
     assert act(job, dying.model_copy(update={"phase": "exited"})) is None
+
+
+@pytest.mark.parametrize(("held", "free"), [(3, True), (5, False)])
+def test_what_a_killed_workers_pod_held_is_judged_by_its_share_of_the_node(held: int, free: bool) -> None:
+    """It has one slot of four. So it is, too, where the report goes with the acknowledgement."""
+    hit = make_exit(signal=9).model_copy(update={"starved": Starved(held=held, total=16)})
+    crashed = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(hit,))
+    shown = act(active(), crashed)
+    assert isinstance(shown, ReportPod)
+    assert (shown.report.state, bool(shown.report.crowded)) == ("failed", free)
+    ended = make_generation(["n1", "n2"], state="ended", number=2, holders=["n1"])
+    job = make_job("holding", ended).model_copy(update={"last_number": 2})
+    answer = act(job, crashed)
+    assert isinstance(answer, SendAck) and answer.last is not None
+    assert bool(answer.last.crowded) is free
 
 
 def test_a_shim_that_names_roles_that_its_job_has_not_stops_no_agent() -> None:
