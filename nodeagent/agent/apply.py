@@ -385,7 +385,8 @@ OTHERS_WAIT = 5.0
 
 
 class CommitRequests:
-    """Those of one node. And it puts back the newest checkpoint of a job whose record somebody has turned back."""
+    """Those of one node. And it puts back what somebody has turned back: the newest checkpoint of a job, the queues,
+    the maintenance windows."""
 
     def __init__(
         self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal,
@@ -394,14 +395,14 @@ class CommitRequests:
         self._seal, self._verifier, self._clock = seal, verifier, clock
         self._comparison = Comparison(lease, store=store, snapshot=snapshot, clock=clock)
         self._due: dict[str, float] = {}
-        """When (our clock) to put a job's checkpoint back, by job (uid)."""
+        """When (our clock) to put a job's checkpoint back, by job (uid), or queues or windows."""
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
     @property
     def pending(self) -> bool:
-        """There is a checkpoint to be put back."""
-        return bool(self._due)
+        """There is something to be put back."""
+        return bool(self._due or self._verifier.older_queues or self._verifier.older_windows)
 
     async def carry(self) -> None:
         """Carry out all requests of now. Raises StoreUnavailableError and StoreRefusedError: the requests stay for
@@ -460,4 +461,27 @@ class CommitRequests:
             else:
                 log.warning("somebody wrote another checkpoint into the store: the newest is put back")
                 self._snapshot.absorb_job(back)
+        queues, windows = self._verifier.older_queues, self._verifier.older_windows
+        if queues is not None:
+            await self._replace("queues", now, due, partial(self._store.queues, *queues))
+        if windows is not None:
+            await self._replace("windows", now, due, partial(self._store.windows, *windows))
         self._due = due
+
+    async def _replace(
+        self, record: str, now: float, due: dict[str, float], write: Callable[[str, str], Awaitable[object]]
+    ) -> None:
+        """Each agent may have the newest: the first one to write it is enough, and the others see that it is there."""
+        key = f"all {record}"
+        due[key] = self._due.get(key, now)
+        if now < due[key]:
+            return
+        due[key] = now + PUT_BACK_EACH
+        try:
+            await write(
+                f"back-{self._lease.node}-{now:.3f}", f"the newest {record} are put back: older ones were there"
+            )
+        except StoreRefusedError as refusal:
+            self._log.debug("not put back", record=record, code=refusal.code, why=str(refusal))
+        else:
+            self._log.warning("somebody wrote an older record into the store: the newest is put back", record=record)

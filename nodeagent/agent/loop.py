@@ -435,6 +435,7 @@ class Agent:
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.certain,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
+        self._verifier.of_cluster(snapshot.cluster_uid)
         return snapshot.cluster(
             self._clock.now(), refused, self._verifier.tree(snapshot.queues), self._verifier.windows(snapshot.windows)
         )

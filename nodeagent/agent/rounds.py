@@ -81,7 +81,7 @@ class Rounds:
         StoreRefusedError."""
         cluster = self._cluster()
         plan = self._own.plan(cluster)
-        if self._at_rest(cluster, plan):
+        if self._at_rest(cluster, plan) and not self._own.puts_back:
             return False, self._own.next_end
         self._rested = None
         changed, rest = await self._own.act(cluster)
@@ -204,6 +204,11 @@ class OwnPods:
         wants_commit = any(status.commit is not None for status in statuses.values())
         rest = not (actions or wants_commit or self._commits.pending or self._stopwatch.running)
         return changed, rest
+
+    @property
+    def puts_back(self) -> bool:
+        """Somebody has turned back what is in the store."""
+        return self._commits.pending
 
     @property
     def next_end(self) -> float | None:

@@ -26,7 +26,7 @@ from nodeagent.osutil.clock import Allowance, Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.environment import is_address
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.trust.ledger import Ledger, LedgerEntry, pruned
+from nodeagent.trust.ledger import Ledger, LedgerEntry, Remembered, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
 
 SKEW = 2 * 3600
@@ -86,7 +86,8 @@ class AdmissionVerifier:
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
         """Raises OSError where what was remembered cannot be read: without it, what has ended might run again."""
         self._seal, self._ledger, self._metrics = seal, ledger, metrics
-        self._entries = ledger.load()
+        kept = ledger.load()
+        self._entries = kept.jobs
         self._judged: dict[str, _Judged] = {}
         self._coming: set[str] = set()
         """Jobs whose records are being read: until all are there, they need not be in a view."""
@@ -103,18 +104,23 @@ class AdmissionVerifier:
         self._era = ""
         self._present: frozenset[str] = frozenset()
         """Jobs of the last whole view of this era."""
-        self._revs: dict[str, int] = {}
+        self._revs = {uid: entry.rev for uid, entry in self._entries.items() if entry.rev and not entry.ended}
         """Highest revision of each job's good control, for as long as the job is remembered: an older one was put back.
-        It holds over all eras, since anybody who can write to the store can begin one."""
+        It holds over all eras, since anybody who can write to the store can begin one, and over restarts, as the
+        pointers below."""
         self._pointers = {uid: e.pointer for uid, e in self._entries.items() if e.pointer is not None and not e.ended}
         """The newest good checkpoint pointer of each job, likewise. It is written down with the rest, and once an older
         one is found; until then the copy of the jobs on this disk has it."""
+        self._cluster_uid = kept.cluster_uid
         self._queues: QueuesRecord | None = None
-        self._tree = NO_QUEUES
-        """The newest good tree, and the record that was looked at last."""
+        self._tree = kept.queues if seal.shares(kept.queues) else NO_QUEUES
+        """The newest good tree, over restarts too, and the record that was looked at last."""
         self._windows_seen: WindowsRecord | None = None
-        self._windows = NO_WINDOWS
+        self._windows = kept.windows if seal.reserves(kept.windows) else NO_WINDOWS
         """Likewise."""
+        self.older_queues: tuple[int, Queues] | None = None
+        self.older_windows: tuple[int, Windows] | None = None
+        """Where older ones than the newest are in the store: their revision, and the newest."""
         self.dirty = asyncio.Event()
         self._log = structlog.get_logger("trust").bind(node=node)
 
@@ -124,13 +130,16 @@ class AdmissionVerifier:
         self._revs = {uid: rev for uid, rev in self._revs.items() if uid in self._entries}
         self._pointers = {uid: pointer for uid, pointer in self._pointers.items() if uid in self._entries}
         self._entries |= {uid: replace(self._entries[uid], pointer=one) for uid, one in self._pointers.items()}
-        await self._ledger.save(dict(self._entries))
+        self._entries |= {uid: replace(self._entries[uid], rev=rev) for uid, rev in self._revs.items()}
+        await self._ledger.save(Remembered(dict(self._entries), self._cluster_uid, self._tree, self._windows))
 
     def recall(self, jobs: Collection[JobRecord]) -> None:
         """Jobs as this node has them on its disk, before any is read."""
         for job in jobs:
             if self._seal.points(job):
                 self._keep_pointer(job)
+            if self._seal.controls(job):
+                self._revs[job.uid] = max(self._revs.get(job.uid, 0), job.control.rev)
 
     @property
     def misled(self) -> list[str]:
@@ -216,32 +225,38 @@ class AdmissionVerifier:
                 self.dirty.set()
         return refused
 
+    def of_cluster(self, uid: str) -> None:
+        """Whose store the queues and windows are read from: those of another cluster are forgotten. ``uid``: empty
+        while that is not known."""
+        if uid and uid != self._cluster_uid:
+            self._cluster_uid, self._tree, self._windows = uid, NO_QUEUES, NO_WINDOWS
+            self._queues = self._windows_seen = self.older_queues = self.older_windows = None
+
     def tree(self, record: QueuesRecord | None) -> Queues:
         """The tree of queues to act on: the newest that the key signed. The very same object until it changes. What was
         written past the agents changes nothing, and is logged once."""
-        if record is self._queues:
+        if record is self._queues or record is None:
             return self._tree
-        self._queues = record
-        if record is None:  # another store, which has none
-            self._tree = NO_QUEUES
-        elif not self._seal.shares(record.tree):
+        self._queues, self.older_queues = record, None
+        if not self._seal.shares(record.tree):
             self._log.error(
                 "refused: the queues in the store are not signed; the last good ones count", by=record.tree.by
             )
         elif record.tree.rev < self._tree.rev:
             self._log.error("refused: older queues were written back into the store", rev=record.tree.rev)
+            self.older_queues = record.tree.rev, self._tree
         else:
+            if record.tree != self._tree:
+                self.dirty.set()
             self._tree = record.tree
         return self._tree
 
     def windows(self, record: WindowsRecord | None) -> Windows:
         """The maintenance windows to act on, likewise."""
-        if record is self._windows_seen:
+        if record is self._windows_seen or record is None:
             return self._windows
-        self._windows_seen = record
-        if record is None:
-            self._windows = NO_WINDOWS
-        elif not self._seal.reserves(record.windows):
+        self._windows_seen, self.older_windows = record, None
+        if not self._seal.reserves(record.windows):
             self._log.error(
                 "refused: the maintenance windows in the store are not signed; the last good ones count",
                 by=record.windows.by,
@@ -250,7 +265,10 @@ class AdmissionVerifier:
             self._log.error(
                 "refused: older maintenance windows were written back into the store", rev=record.windows.rev
             )
+            self.older_windows = record.windows.rev, self._windows
         else:
+            if record.windows != self._windows:
+                self.dirty.set()
             self._windows = record.windows
         return self._windows
 
@@ -380,7 +398,9 @@ class AdmissionVerifier:
             )
         if not known.controls:
             return "control", f"what is wanted of it was changed in the store, not through an agent; {_remedy(job)}"
-        if job.control.rev < self._revs.get(job.uid, 0):
+        if job.control.rev < (rev := self._revs.get(job.uid, 0)):
+            if self._entries[job.uid].rev != rev:
+                self.dirty.set()
             return "control", f"an older order of its operators was written back into the store; {_remedy(job)}"
         return None, ""
 
@@ -398,8 +418,9 @@ class AdmissionVerifier:
     def _ends(self, uid: str, now: float) -> None:
         entry = self._entries.get(uid)
         if entry is not None and not entry.ended:
-            self._entries[uid] = replace(entry, ended=True, seen=int(now), pointer=None)
+            self._entries[uid] = replace(entry, ended=True, seen=int(now), pointer=None, rev=0)
             self._pointers.pop(uid, None)
+            self._revs.pop(uid, None)
             self.dirty.set()
 
 

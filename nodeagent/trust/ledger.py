@@ -1,4 +1,5 @@
-"""What one agent has seen of signed jobs, kept on its disk over restarts: which jobs live, and which have ended.
+"""What one agent has seen of signed records, kept on its disk over restarts: which jobs live, and which have ended; the
+newest queues and maintenance windows.
 
 This module keeps the file and its bounds; the verifier (``agent/verifier.py``) acts on the entries. An entry is made
 only for a job with a good signature, so a user who can write to the store cannot fill the file.
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from nodeagent.model.job import Checkpoint
+from nodeagent.model.queue import NO_QUEUES, Queues
+from nodeagent.model.window import NO_WINDOWS, Windows
 from nodeagent.osutil.linux import keep_damaged, write_atomic
 from nodeagent.trust.seal import LIFETIME
 
@@ -39,17 +42,31 @@ class LedgerEntry:
     ended: bool = False
     pointer: Checkpoint | None = None
     """The newest checkpoint that was committed, as far as this agent has seen."""
+    rev: int = 0
+    """The highest revision of a good control, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """All that is kept."""
+
+    jobs: dict[str, LedgerEntry] = field(default_factory=dict)
+    """By uid."""
+    cluster_uid: str = ""
+    """Whose queues and windows these are: another cluster's store has its own."""
+    queues: Queues = NO_QUEUES
+    windows: Windows = NO_WINDOWS
 
 
 class Ledger(Protocol):
     """The verifier's storage for its entries."""
 
-    def load(self) -> dict[str, LedgerEntry]:
-        """The stored entries, by job uid. Raises OSError where they cannot be read: they must not be replaced."""
+    def load(self) -> Remembered:
+        """What was stored. Raises OSError where it cannot be read: it must not be replaced."""
         ...
 
-    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        """Replaces all entries, durably. The caller must not change the mapping any more. Raises OSError."""
+    async def save(self, remembered: Remembered) -> None:
+        """Replaces all of it, durably. The caller must not change it any more. Raises OSError."""
         ...
 
 
@@ -59,27 +76,29 @@ class FileLedger:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def load(self) -> dict[str, LedgerEntry]:
-        """The stored entries. If the file is damaged, the log reports it and no entry is known. Raises OSError."""
+    def load(self) -> Remembered:
+        """What was stored. If the file is damaged, the log reports it and nothing is known. Raises OSError."""
         try:
-            return {uid: _entry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
+            return _remembered(**json.loads(self._path.read_text()))
         except FileNotFoundError:
-            return {}
+            return Remembered()
         except (ValueError, TypeError, AttributeError) as error:
             structlog.get_logger("trust").error(
                 "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error),
                 kept=keep_damaged(self._path),
             )  # fmt: skip
-            return {}
+            return Remembered()
 
-    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
+    async def save(self, remembered: Remembered) -> None:
         """In a thread: the disk may be slow, there may be many entries, and the lease cannot wait."""
-        await asyncio.to_thread(self._write, entries)
+        await asyncio.to_thread(self._write, remembered)
 
-    def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
+    def _write(self, remembered: Remembered) -> None:
         # One by one: a thread that makes the JSON of all of them in one call would hold up the others.
-        lines = (f"{json.dumps(uid)}: {_line(entry)}" for uid, entry in entries.items())
-        text = "{" + ",\n".join(lines) + "}"
+        jobs = ",\n".join(f"{json.dumps(uid)}: {_line(entry)}" for uid, entry in remembered.jobs.items())
+        shared = {"queues": remembered.queues.to_json(), "windows": remembered.windows.to_json()}
+        parts = {"cluster_uid": json.dumps(remembered.cluster_uid), **shared, "jobs": "{" + jobs + "}"}
+        text = "{" + ",\n".join(f'"{name}": {part}' for name, part in parts.items()) + "}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self._path, text, durable=True)
 
@@ -88,12 +107,20 @@ def _line(entry: LedgerEntry) -> str:
     fields: dict[str, object] = {"expires": entry.expires, "seen": entry.seen, "ended": entry.ended}
     if entry.pointer is not None:
         fields["pointer"] = entry.pointer.model_dump()
+    if entry.rev:
+        fields["rev"] = entry.rev
     return json.dumps(fields)
 
 
-def _entry(expires: int, seen: int, ended: bool = False, pointer: object = None) -> LedgerEntry:
+def _remembered(jobs: dict[str, dict[str, Any]], cluster_uid: str, queues: object, windows: object) -> Remembered:
+    """Raises ValueError, TypeError and AttributeError."""
+    entries = {uid: _entry(**entry) for uid, entry in jobs.items()}
+    return Remembered(entries, cluster_uid, Queues.model_validate(queues), Windows.model_validate(windows))
+
+
+def _entry(expires: int, seen: int, ended: bool = False, pointer: object = None, rev: int = 0) -> LedgerEntry:
     """Raises ValueError."""
-    return LedgerEntry(expires, seen, ended, None if pointer is None else Checkpoint.model_validate(pointer))
+    return LedgerEntry(expires, seen, ended, None if pointer is None else Checkpoint.model_validate(pointer), rev)
 
 
 def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
 from nodeagent.agent.undecided import Guarded, Undecided
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import Script
-from nodeagent.trust.ledger import LedgerEntry
+from nodeagent.trust.ledger import Remembered
 from tests.inprocess.data import CommandError, Value
 from tests.inprocess.server import CLUSTER, Server
 
@@ -17,13 +18,13 @@ class SimLedger:
     """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, LedgerEntry] = {}
+        self.kept = Remembered()
 
-    def load(self) -> dict[str, LedgerEntry]:
-        return dict(self.kept)
+    def load(self) -> Remembered:
+        return replace(self.kept, jobs=dict(self.kept.jobs))
 
-    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        self.kept = dict(entries)
+    async def save(self, remembered: Remembered) -> None:
+        self.kept = remembered
 
 
 class WatchedServer(Server):

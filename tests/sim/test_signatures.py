@@ -77,7 +77,7 @@ def test_a_job_that_ended_and_was_deleted_is_not_run_again() -> None:
         await c.operate("j", desired="stop", delete=True)
         await c.until(lambda: c.find("j") is None, 30, "deleted")
         await asyncio.sleep(5)
-        assert all(n.ledger.kept["uid-j"].ended for n in c.nodes.values()), "written down"
+        assert all(n.ledger.kept.jobs["uid-j"].ended for n in c.nodes.values()), "written down"
         write(c, stolen)
         await not_run(c, "uid-j", "ended")
         await c.nodes["n1"].kill_agent()

@@ -10,8 +10,9 @@ import pytest
 
 from nodeagent.model.window import Window, Windows
 from nodeagent.plan.nodes.availability import MARGIN
+from nodeagent.store.keys import prefix
 from tests.groups import seeds
-from tests.inprocess.server import HereStore
+from tests.inprocess.server import CLUSTER, HereStore
 from tests.sim.cluster import SEAL, TIMING, SimCluster
 from tests.sim.invariants import Broken
 from tests.sim.test_directed import running, simulate
@@ -166,6 +167,35 @@ def test_windows_that_nobody_signed_change_nothing() -> None:
         assert c.whole("j")
 
     simulate(1, scenario)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_older_windows_that_somebody_writes_back_close_no_node_and_are_replaced(restarts: bool) -> None:
+    """``restarts``: no agent has the newer ones in its memory. They were believed then, and jobs left their nodes."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        await reserve(c, "n1", 10_000)
+        key = f"{prefix(CLUSTER)}windows"
+        older = c.server.data.hget(key, "windows")
+        newest = SEAL.windows(Windows(rev=2, by="test"))
+        await HereStore(c.server).windows(1, newest, "delete", "deleted")
+        await asyncio.sleep(5)
+        if restarts:
+            for node in c.nodes.values():
+                await node.kill_agent()
+        c.server.run(
+            "local key = P .. 'windows' redis.call('HSET', key, 'windows', A.text, 'rev', touch('windows'))", text=older
+        )
+        if restarts:
+            for node in c.nodes.values():
+                node.start_agent()
+        await c.until(lambda: c.server.data.hget(key, "windows") == newest.to_json(), 10, "replaced")
+        for node in c.nodes.values():
+            assert node.agent is not None and node.agent.cluster().windows == newest
+
+    simulate(2, scenario)
 
 
 async def kill_an_agent(c: SimCluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -14,13 +13,14 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
+from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
 from nodeagent.store.base import StepFailedError, Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ledger import LedgerEntry
+from nodeagent.trust.ledger import Remembered
 from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
 
@@ -68,6 +68,11 @@ class Shelf:
             raise self.error
         return self.job.model_copy(update={"checkpoint": asked[4], "rev": self.job.rev + 1})
 
+    async def queues(self, *asked: Any) -> None:
+        self.asked.append(asked)
+        if self.error is not None:
+            raise self.error
+
     async def differs(self, job: JobRecord, era: str) -> bool:
         return self.other
 
@@ -100,10 +105,10 @@ class Clock(SystemClock):
 class Disk:
     """Of which nothing is read again."""
 
-    def load(self) -> dict[str, LedgerEntry]:
-        return {}
+    def load(self) -> Remembered:
+        return Remembered()
 
-    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
+    async def save(self, remembered: Remembered) -> None:
         pass
 
 
@@ -205,6 +210,27 @@ async def test_the_newest_checkpoint_is_put_back_first_by_who_has_a_part_in_the_
     look(back)
     await scene.commits.carry()
     assert not scene.commits.pending
+
+
+async def test_the_newest_queues_are_put_back_once_in_a_while() -> None:
+    scene = Scene()
+    scene.host.request = None
+    older, newest = (SEAL.queues(Queues(rev=rev, by="ann")) for rev in (1, 2))
+    scene.verifier.tree(QueuesRecord(tree=newest, rev=2))
+    assert scene.verifier.older_queues is None
+    scene.verifier.tree(QueuesRecord(tree=older, rev=3))
+    assert bool(scene.commits.pending)
+    scene.store.error = StoreRefusedError("stale", "somebody else was faster")
+    await scene.commits.carry()
+    assert [asked[:2] for asked in scene.store.asked] == [(1, newest)]
+    for later, count in ((PUT_BACK_EACH - 0.1, 1), (0.2, 2)):
+        scene.clock.at += later
+        await scene.commits.carry()
+        assert len(scene.store.asked) == count
+    assert len({asked[2] for asked in scene.store.asked}) == 2, "requests of their own"
+    scene.verifier.tree(QueuesRecord(tree=newest, rev=4))
+    await scene.commits.carry()
+    assert (len(scene.store.asked), scene.commits.pending) == (2, False)
 
 
 async def test_a_checkpoint_of_a_generation_that_the_record_does_not_know_is_not_put_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from nodeagent.model.window import NO_WINDOWS, Window, Windows, WindowsRecord
 from nodeagent.model.world import Ack, Generation, Member, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ledger import LedgerEntry
+from nodeagent.trust.ledger import LedgerEntry, Remembered
 from nodeagent.trust.seal import LIFETIME, Seal
 from tests.profiled import counted
 from tests.unit.plan.build import UID, make_generation, make_job, make_spec
@@ -32,13 +33,17 @@ class Disk:
     """A ledger in memory that outlives the guards on it."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, LedgerEntry] = {}
+        self.all = Remembered()
 
-    def load(self) -> dict[str, LedgerEntry]:
-        return dict(self.kept)
+    @property
+    def kept(self) -> dict[str, LedgerEntry]:
+        return self.all.jobs
 
-    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        self.kept = dict(entries)
+    def load(self) -> Remembered:
+        return replace(self.all, jobs=dict(self.all.jobs))
+
+    async def save(self, remembered: Remembered) -> None:
+        self.all = remembered
 
 
 class Bench:
@@ -622,7 +627,7 @@ def test_queues_that_were_changed_in_the_store_are_refused_once_and_the_good_one
     with capture_logs() as logs:
         assert [verifier.tree(forged), verifier.tree(forged)] == [good.tree, good.tree]
     assert len(logs) == 1
-    assert Bench().verifier.tree(forged) is NO_QUEUES
+    assert Bench().verifier.tree(forged) == NO_QUEUES
 
 
 def test_older_queues_written_back_are_refused() -> None:
@@ -648,4 +653,62 @@ def test_the_newest_windows_that_are_signed_count() -> None:
         assert verifier.windows(WindowsRecord(windows=first.windows, rev=104)) is second.windows
     assert len(logs) == 2
     assert verifier.windows(reserved(4)).windows == ()
-    assert verifier.windows(None) is NO_WINDOWS
+
+
+def turned_back(bench: Bench) -> tuple[object, object]:
+    return bench.verifier.older_queues, bench.verifier.older_windows
+
+
+async def test_older_queues_windows_and_orders_are_refused_after_a_restart_too() -> None:
+    """An agent that started later believed them."""
+    bench, first, second = Bench(), signed(rev=1), signed(rev=2, desired="pause")
+    bench.verifier.of_cluster("c1")
+    assert bench.why(second) == ""
+    newest, closed = shared(2, "a"), reserved(2, "w1")
+    assert (bench.verifier.tree(newest), bench.verifier.windows(closed)) == (newest.tree, closed.windows)
+    assert bench.verifier.dirty.is_set()
+    after = await bench.restarted()
+    after.verifier.of_cluster("")
+    after.verifier.of_cluster("c1")
+    assert turned_back(after) == (None, None)
+    assert after.verifier.tree(None) == newest.tree, "it is there until another is read"
+    assert after.verifier.tree(shared(1, "b")) == newest.tree
+    assert after.verifier.windows(reserved(1)) == closed.windows
+    assert turned_back(after) == ((1, newest.tree), (1, closed.windows))
+    assert after.why(first) == "control"
+    assert after.verifier.tree(shared(3)).queues == after.verifier.windows(reserved(3)).windows == ()
+    assert turned_back(after) == (None, None)
+    assert after.why(second) == ""
+
+
+async def test_another_cluster_has_queues_and_windows_of_its_own() -> None:
+    bench = Bench()
+    bench.verifier.of_cluster("c1")
+    bench.verifier.tree(shared(2, "a"))
+    bench.verifier.windows(reserved(2, "w1"))
+    after = await bench.restarted()
+    after.verifier.of_cluster("c2")
+    assert (after.verifier.tree(None), after.verifier.windows(None)) == (NO_QUEUES, NO_WINDOWS)
+    first = shared(1, "b")
+    assert after.verifier.tree(first) is first.tree
+
+
+async def test_what_another_key_signed_is_not_remembered() -> None:
+    disk = Disk()
+    other = Seal(ClusterKey(b"k" * 32), "lab")
+    tree, windows = other.queues(Queues(rev=9, by="eve")), other.windows(Windows(rev=9, by="eve"))
+    disk.all = Remembered(cluster_uid="c1", queues=tree, windows=windows)
+    bench = Bench(disk)
+    assert (bench.verifier.tree(None), bench.verifier.windows(None)) == (NO_QUEUES, NO_WINDOWS)
+
+
+def test_an_older_order_is_refused_by_what_the_copy_of_the_jobs_has_and_is_written_down_then() -> None:
+    bench, first, second = Bench(), signed(rev=1), signed(rev=2, desired="pause")
+    bench.verifier.recall(
+        [second, changed(make_job(uid="u2"), control=make_job().control.model_copy(update={"rev": 9}))]
+    )
+    assert "u2" not in bench.verifier._revs, "nobody signed it"
+    bench.look(changed(second, phase="paused"))
+    bench.verifier.dirty.clear()
+    assert bench.why(first) == "control"
+    assert bench.verifier.dirty.is_set()

@@ -10,7 +10,9 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from nodeagent.model.job import Checkpoint
-from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, FileLedger, LedgerEntry, pruned
+from nodeagent.model.queue import Queue, Queues
+from nodeagent.model.window import Window, Windows
+from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, FileLedger, LedgerEntry, Remembered, pruned
 from tests.descriptors import seen_with
 
 DAY = 86_400
@@ -18,11 +20,15 @@ DAY = 86_400
 
 async def test_it_is_kept_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "state" / "trust.json"
-    assert FileLedger(path).load() == {}
+    assert FileLedger(path).load() == Remembered()
     entries = {"u1": LedgerEntry(expires=5, seen=4), "u2": LedgerEntry(expires=9, seen=8, ended=True)}
     entries["u3"] = LedgerEntry(expires=5, seen=4, pointer=Checkpoint(name="é", step=1, number=2, order=3))
-    await FileLedger(path).save(entries)
-    assert FileLedger(path).load() == entries
+    entries["u4"] = LedgerEntry(expires=5, seen=4, rev=7)
+    queues = Queues(rev=3, by="ann", queues=(Queue(name="a", weight=2),), signature="s")
+    one = Window(id="w1", nodes=("n1",), start=0, end=1, starts=0.0, ends=1.0, by="ann", text="x")
+    kept = Remembered(entries, "c1", queues, Windows(rev=2, windows=(one,), signature="t"))
+    await FileLedger(path).save(kept)
+    assert FileLedger(path).load() == kept
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["trust.json"]
 
@@ -39,17 +45,19 @@ class Watched(dict[str, LedgerEntry]):
 
 async def test_the_loop_does_not_make_the_text(tmp_path: Path) -> None:
     entries = Watched(u1=LedgerEntry(expires=5, seen=4))
-    await FileLedger(tmp_path / "trust.json").save(entries)
+    await FileLedger(tmp_path / "trust.json").save(Remembered(entries))
     assert entries.thread not in (0, threading.get_ident())
 
 
 def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trust.json"
     wrong = '{"u1": {"seen": 4, "expires": 5, "pointer": {"name": ".."}}}'
-    for text in ("", "[]", '{"u1": 7}', '{"u1": {"seen": 4}}', wrong):
+    jobs = ("7", '{"u1": 7}', '{"u1": {"seen": 4}}', wrong)
+    rest = '"cluster_uid": "c", "queues": {}, "windows": {}'
+    for text in ("", "[]", '{"u1": 7}', *('{"jobs": ' + one + ", " + rest + "}" for one in jobs), '{"jobs": {}}'):
         path.write_text(text)
         with capture_logs() as logs:
-            assert FileLedger(path).load() == {}
+            assert FileLedger(path).load() == Remembered()
         assert logs[0]["log_level"] == "error"
         assert logs[0]["file"] == str(path)
         assert Path(logs[0]["kept"]).read_text() == text
@@ -58,10 +66,10 @@ def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
 async def test_one_that_cannot_be_read_now_is_not_empty(tmp_path: Path) -> None:
     """It would be replaced, and what has ended could run again."""
     ledger, entries = FileLedger(tmp_path / "trust.json"), {"u1": LedgerEntry(expires=5, seen=4, ended=True)}
-    await ledger.save(entries)
+    await ledger.save(Remembered(entries))
 
     def look() -> None:
-        assert ledger.load() == entries
+        assert ledger.load().jobs == entries
 
     assert seen_with(look, 2) == [False, True]
 
