@@ -34,6 +34,7 @@ STATUS = {
     "state": 409,
     "stopping": 409,
     "other_node": 409,
+    "encoding": 415,
     "limit": 429,
     "store_away": 503,
     "unknown_outcome": 503,

@@ -119,7 +119,9 @@ async def asked(
         if way.remote
         else _AgentsSocket(path=way.socket)
     )
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=BUFFER) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, read_bufsize=BUFFER, auto_decompress=False
+    ) as session:
         headers = {"Authorization": await _ticket(session, view, way, method, url, who)} if way.remote else {}
         async with session.request(method, url, headers=headers, json=json, allow_redirects=False) as response:
             yield response

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
-from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
@@ -25,7 +24,7 @@ from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import Doorkeeper, TokenBook
-from nodeagent.api.server import HEADERS, SHUTDOWN_TIMEOUT, create_app
+from nodeagent.api.server import create_app, create_runner
 from nodeagent.api.throttle import Throttle
 from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import serves
@@ -112,11 +111,11 @@ class HttpsServer:
         handshakes = Handshakes(self._bounds, self._agents, self._complain)
         door = _Door(context, self._bounds, handshakes)
         app = create_app(view, self._metrics, door=(keeper, door), throttle=self._throttle)
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
-            keepalive_timeout=self._bounds.keepalive, max_headers=HEADERS,
+        runner = create_runner(
+            app,
+            keepalive_timeout=self._bounds.keepalive,
             lingering_time=0,  # who was refused is read no more
-        )  # fmt: skip
+        )
         with contextlib.closing(listening):
             await runner.setup()
             try:

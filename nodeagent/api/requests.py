@@ -154,6 +154,20 @@ async def query_middleware(request: web.Request, handler: Handler) -> web.Stream
     return await handler(request)
 
 
+@web.middleware
+async def encoding_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses bodies that are compressed: no server of an agent unpacks any."""
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(
+            "encoding",
+            f"the request has the Content-Encoding {encoding[:64]!r}, and agents read plain bodies only; nothing was "
+            "changed",
+            "send the body as it is, without a Content-Encoding",
+        )
+    return await handler(request)
+
+
 def flag(request: web.Request, key: str) -> bool:
     """A query flag: absent, empty, 0 or false is no for ``key=...``; ``?key`` alone is yes."""
     value = request.query.get(key)

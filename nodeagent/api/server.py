@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -32,7 +32,7 @@ from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, RemoteConnections, door_middleware, farewell_middleware
-from nodeagent.api.requests import MAX_BODY, query_middleware
+from nodeagent.api.requests import MAX_BODY, encoding_middleware, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.throttle import Throttle, throttle_middleware
@@ -69,10 +69,10 @@ def create_app(
     if door is not None:
         middlewares = [farewell_middleware, *middlewares, door_middleware(*door)]
     if full:
-        middlewares += [throttle_middleware(view, throttle), query_middleware, joined_middleware(view)]
-        middlewares.append(answering_middleware(view))
+        middlewares += [throttle_middleware(view, throttle), encoding_middleware, query_middleware]
+        middlewares += [joined_middleware(view), answering_middleware(view)]
     else:
-        middlewares.append(guest_middleware(PATHS, os.geteuid()))
+        middlewares += [guest_middleware(PATHS, os.geteuid()), encoding_middleware]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app[USERS] = users
     for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), loopback.table()):
@@ -113,6 +113,15 @@ connections a quarter of a gigabyte."""
 BACKLOG = 128
 """Connections that wait in the kernel to be accepted."""
 LOOPBACK = "127.0.0.1"
+
+
+def create_runner(app: web.Application, **more: Any) -> web.AppRunner:
+    """What serves this application, with the bounds that hold on every socket. A compressed body stays as it came:
+    aiohttp would unpack it in the loop, a thousand times its size, before anybody knows whose it is."""
+    return web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT, max_headers=HEADERS,
+        auto_decompress=False, **more,
+    )  # fmt: skip
 
 
 class ListenError(Exception):
@@ -195,9 +204,7 @@ class ApiServer:
         app = create_app(
             self._view, self._metrics, local_socket=local_socket, throttle=self.throttle, users=self._users
         )
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT, max_headers=HEADERS
-        )
+        runner = create_runner(app)
         await runner.setup()
         self._runners.append(runner)
         assert runner.server is not None

@@ -104,6 +104,7 @@ BY_STATUS = {
     404: Exit.NOT_FOUND,
     405: Exit.USAGE,
     409: Exit.REFUSED,
+    415: Exit.USAGE,
     429: Exit.REFUSED,
     503: Exit.UNREACHABLE,
 }

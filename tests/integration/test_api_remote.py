@@ -328,6 +328,13 @@ def test_a_refusal_ends_the_connection_and_so_do_many_requests_without_credentia
         assert everything(both).count(b"HTTP/1.1 200 ") == 21, "of who is known on this connection, as many as it likes"
 
 
+def test_a_compressed_body_is_refused(door: Door) -> None:
+    """It is not unpacked, whoever sends it: before, a caller without a credential had 40 MB made of 40 KB."""
+    body = ("Content-Encoding: gzip", "Content-Length: 0")
+    assert ask(door, "/v1/jobs", "Authorization: Bearer reads-secret", *body).startswith("HTTP/1.1 415 ")
+    assert ask(door, "/v1/jobs", *body).startswith("HTTP/1.1 401 ")
+
+
 def test_what_follows_a_refusal_is_not_read(door: Door) -> None:
     """For 10 s it was, as fast as it came: of 120 connections it took 0.67 of a core."""
     most, count = 1 << 28, 0

@@ -4,17 +4,20 @@ tests/hostile/test_local_account.py."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
+import json
 import socket
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.connections import LOOPBACK, READ_MAX, Guest
-from nodeagent.api.server import HEADERS, ApiServer
+from nodeagent.api.server import HEADERS, ApiServer, create_runner
 from tests.unit.api.fakes import FakeView
 
 
@@ -56,11 +59,53 @@ async def test_a_head_of_many_lines_is_refused_before_it_is_whole(tmp_path: Path
     async with ApiServer(FakeView(tmp_path), Metrics()) as server:
         host, port = server.http_url.removeprefix("http://").split(":")
         for count, status in ((HEADERS - 1, b"200"), (2 * HEADERS, b"400")):
-            web, local = socket.create_connection((host, int(port)), 10), socket.socket(socket.AF_UNIX)
+            tcp, local = socket.create_connection((host, int(port)), 10), socket.socket(socket.AF_UNIX)
             local.settimeout(10)
             local.connect(str(server.socket_path))
-            assert await asyncio.to_thread(head, web, count) == status
+            assert await asyncio.to_thread(head, tcp, count) == status
             assert await asyncio.to_thread(head, local, count) == status
+
+
+async def test_no_body_is_unpacked(tmp_path: Path) -> None:
+    """40 KB that were 40 MB, on each of 180 connections: the agent's loop unpacked them before it knew anybody, and
+    its node lost its lease."""
+    packed = gzip.compress(b"{}")
+
+    async def back(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    app = web.Application()
+    app.router.add_post("/", back)
+    runner = create_runner(app)
+    await runner.setup()
+    await web.UnixSite(runner, tmp_path / "s").start()
+    try:
+        assert await asyncio.to_thread(post, tmp_path / "s", "/", packed, "gzip") == (200, packed)
+    finally:
+        await runner.cleanup()
+
+
+async def test_who_sends_a_compressed_body_learns_what_is_read(tmp_path: Path) -> None:
+    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+        for encoding in ("gzip", "Deflate", "br", "x"):
+            for way in (server.socket_path, server.http_url):
+                status, answer = await asyncio.to_thread(post, way, "/healthz", b"{}", encoding)
+                assert status == 415
+                assert f"Content-Encoding '{encoding.lower()}'" in json.loads(answer)["error"]["message"]
+        status, _ = await asyncio.to_thread(post, server.socket_path, "/healthz", b"{}", "identity")
+        assert status == 405
+
+
+def post(way: Path | str, path: str, body: bytes, encoding: str) -> tuple[int, bytes]:
+    """Status and body of the answer."""
+    connection = http.client.HTTPConnection(way.removeprefix("http://") if isinstance(way, str) else "localhost")
+    if isinstance(way, Path):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(way))
+    with closing(connection):
+        connection.request("POST", path, body, {"Content-Encoding": encoding})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def head(there: socket.socket, lines: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -96,6 +97,13 @@ async def test_a_line_that_is_none_ends_that_nodes_part(tmp_path: Path, line: by
     """Before, one without ``stream`` ended the whole answer to the user, without a word."""
     with pytest.raises(PeerRefusedError, match=says):
         await lines(tmp_path / "s", text(GOOD) + line + END)
+
+
+async def test_a_compressed_answer_is_not_unpacked(tmp_path: Path) -> None:
+    """No agent sends one."""
+    packed = gzip.compress(text(GOOD) + END)
+    with pytest.raises(PeerRefusedError, match="no JSON, or none that it would send"):
+        await lines(tmp_path / "s", packed, "200 OK\r\nContent-Encoding: gzip")
 
 
 @pytest.mark.parametrize(
