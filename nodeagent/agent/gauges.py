@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
 NODE_STATES = (
-    "ready", "restarting", "repairing", "cordoned", "draining", "drained", "reserved", "leaving", "silent", "lost",
-    "left",
+    "ready", "restarting", "mute", "repairing", "cordoned", "draining", "drained", "reserved", "leaving", "silent",
+    "lost", "left",
 )  # fmt: skip
 GPU_STATES = ("used", "free", "unfit")
 REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
@@ -66,6 +66,8 @@ def node_state(node: NodeRecord, cluster: Cluster, busy: Container[str] | None =
             "silent",
             "its lease has lapsed; it is not declared lost: no job has needed its place, or one waits for it" + kept,
         )
+    if node.mute and not node.facts.restarting:
+        return "mute", f"its agent is silent: no new work until it speaks again{kept}"
     if node.reserved is not None and node.reserved.leaves:
         return "reserved", node.reserved.text + kept
     if node.facts.notice is not None:
@@ -79,7 +81,8 @@ def node_state(node: NodeRecord, cluster: Cluster, busy: Container[str] | None =
     if claim is not None and claim.whole:
         return "repairing", described(node)
     if node.facts.restarting:
-        return "restarting", "its agent was asked to end; its workers go on until the next start"
+        text = "its agent was asked to end; its workers go on until the next start"
+        return "restarting", f"{text}, and it gets no new work" if node.mute else text
     return "ready", ""
 
 

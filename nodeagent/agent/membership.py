@@ -356,6 +356,7 @@ class Membership:
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""
         up_to_date = self._saved() == self._saved_sent and not self.notes and not self._distrusted
+        up_to_date = up_to_date and not self._overwritten("mute", False)  # this agent speaks: each beat puts that right
         return not up_to_date or self._facts_due or self._readiness_due(now) or self._pods_due(now)
 
     @property

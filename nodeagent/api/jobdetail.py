@@ -174,10 +174,10 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     start again. ``needs``, ``fit``, ``pending``, ``live``: the number of nodes that it needs at least (None for a job
     of several roles, whose places may share nodes), that could run it now, that could run it once they are ready, and
     that are live. ``enough``, ``enough_soon``: these are enough now, or once they are ready. ``cordoned``: the first
-    few suitable nodes that are cordoned; ``unmet``: why no known nodes are suitable; ``held``: other jobs hold nodes;
-    ``barred``: nodes have room, but its queue may not use more; ``capped``: which queue may never use so much, if one;
-    ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``kept_for``: the job ahead for which
-    suitable nodes are kept, else empty."""
+    few suitable nodes that are cordoned; ``mute``: those whose agents are silent; ``unmet``: why no known nodes are
+    suitable; ``held``: other jobs hold nodes; ``barred``: nodes have room, but its queue may not use more; ``capped``:
+    which queue may never use so much, if one; ``blocked``: it waits for other jobs; ``begins``: its start time has not
+    come; ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -185,6 +185,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     cordoned = [n for n in in_order(cluster) if n in cordons and cordons[n].by != WINDOW and cluster.live(n)]
     kept = held(cluster, job)
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
+    mute = [n for n in in_order(cluster) if cluster.nodes[n].mute and cluster.live(n)]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
         "needs": None if job.spec.several else job.sized_before.nodes.min,
@@ -196,6 +197,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "barred": room.barred is not None,
         "capped": "" if room.barred is None else _capped(cluster, job, room.barred()),
         "cordoned": will_do[:SHOWN],
+        "mute": [n for n in mute if not ruled_out(job.spec, cluster.nodes[n])][:SHOWN],
         "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,

@@ -48,6 +48,7 @@ NEXT = {
     "drained": "work on it; then let it take work again: nodeagentctl uncordon {name}",
     "leaving": "nothing: its work moves to other nodes; when it is gone for good: nodeagentctl forget {name}",
     "reserved": "nothing: it takes work again when the window is over; sooner: nodeagentctl reserve delete ID",
+    "mute": "see whether its agent runs there: systemctl status nodeagent",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
     "permanently down, and a job waits for it: nodeagentctl forget {name}",
     "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life; "
@@ -57,8 +58,8 @@ NEXT = {
 }
 
 
-AWAY = ("silent", "lost", "left")
-"""States of a node whose agent nobody hears: its pid and age are those of one that has ended."""
+AWAY = ("mute", "silent", "lost", "left")
+"""States of a node whose agent nobody hears: its pid and age are those of one that may have ended."""
 
 
 def _process(node: Json) -> str:

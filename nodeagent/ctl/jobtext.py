@@ -538,6 +538,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return START_OTHERS
     if few:
         return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
+    if way["mute"]:
+        return f"see whether the agent of {way['mute'][0]} runs there: systemctl status nodeagent"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
     if way["held"]:

@@ -34,7 +34,7 @@ STYLES = {
     "running": "green", "succeeded": "green", "ready": "green",
     "queued": "yellow", "forming": "yellow", "holding": "yellow", "pausing": "yellow", "paused": "yellow",
     "cordoned": "yellow", "draining": "yellow", "drained": "yellow", "reserved": "yellow",
-    "leaving": "yellow", "restarting": "yellow", "silent": "red",
+    "leaving": "yellow", "restarting": "yellow", "mute": "yellow", "silent": "red",
     "failed": "red", "lost": "red", "stopped": "bright_black", "left": "bright_black",
 }  # fmt: skip
 """Phase or node state to colour, on a terminal."""

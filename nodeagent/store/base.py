@@ -135,10 +135,10 @@ class Store(Protocol):
         lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the text
         names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
         start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
-        (cordon is kept, readiness cleared for a new life), lease = served + lease; event NodeJoined for a new life;
-        ``joined`` only changes with the life. A node whose lease ended a day of served time ago is forgotten, but its
-        cordon stays. ``regroup``, in ms: how long a restarted store waits beyond a lease for half of the nodes that are
-        live then; 0: it waits for none."""
+        (cordon is kept, readiness cleared for a new life), lease = served + lease; the node is not ``mute`` (event
+        AgentBack if it was, in the same life); event NodeJoined for a new life; ``joined`` only changes with the life.
+        A node whose lease ended a day of served time ago is forgotten, but its cordon stays. ``regroup``, in ms: how
+        long a restarted store waits beyond a lease for half of the nodes that are live then; 0: it waits for none."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:
@@ -146,7 +146,8 @@ class Store(Protocol):
         record. A view is not this store's if its revision is beyond the store's, or if its era is neither this era nor
         the one that this era continues (up to ``rev``). Refused unless the whole incarnation is current
         (``not_current``), not lost or left (``lost``), seq newer (``stale``). A life that lapsed but is not lost is
-        renewed. Unchanged facts or readiness raise no revision; ``saved`` never raises one."""
+        renewed. A node that was ``mute`` is so no more (event AgentBack). Unchanged facts or
+        readiness raise no revision; ``saved`` never raises one."""
         ...
 
     async def restore(self, offer: StoreCopy) -> Restored:

@@ -79,6 +79,7 @@ BY_SPEC = ("min", "max", "array", "at_once")
 SCRIPTS_OWN = {*BY_SPEC, "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
+    "mute",
 }  # fmt: skip
 
 
@@ -306,12 +307,13 @@ def _entry(record: Record | str | tuple[int, ...]) -> str:
 
 def encode_node(node: NodeRecord) -> dict[str, str]:
     """The flat hash of a node, without the fields that only the store sets (``seq``, ``dead``)."""
-    return {
+    flat = {
         "id": node.id, "life": node.incarnation.life, "start": str(node.incarnation.start),
         "lost": str(int(node.lost)), "left": str(int(node.left)), "joined": str(node.joined), "rev": str(node.rev),
         "facts": encode_facts(node.facts), "address": node.facts.address, "pid": str(node.facts.agent_pid),
         "readiness": encode_readiness(node.readiness),
     }  # fmt: skip
+    return flat | {"mute": "1"} if node.mute else flat
 
 
 def decode_job(flat: Sequence[str]) -> JobRecord:
@@ -370,6 +372,7 @@ def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
     node = {name: fields[name] for name in ("joined", "facts", "readiness", "rev")}
     node |= {"id": json.dumps(fields["id"]), "lost": _flag(fields["lost"]), "left": _flag(fields["left"])}
     node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
+    node["mute"] = _flag(fields.get("mute") or "0")
     node["cordon"] = cordon or "null"
     bounded(cordon, MOST_OF_LINE)
     found = from_json(NodeRecord, _object(node))

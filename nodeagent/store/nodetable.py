@@ -23,8 +23,8 @@ from nodeagent.store.decoder import Base
 from nodeagent.store.recordroom import RecordRoom
 from nodeagent.store.wire import ReplyError
 
-FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
-"""Fields of a record, in the order of its text's lines (``_records.lua``)."""
+FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness", "mute")
+"""Fields of a record, in the order of its text's lines (``_records.lua``); an empty line is a field that it lacks."""
 PLACE = "node:"
 GONE = "gone:"
 """What `changes` has before a record that was removed."""

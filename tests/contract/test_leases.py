@@ -414,12 +414,75 @@ async def test_who_asks_hears_which_job_waits_for_its_node(bench: Bench) -> None
     assert await bench.renew("n1", asks=True) == ""
     job = await bench.propose(job, "n2", "n3")
     assert await bench.renew("n1", asks=True) == "job train", "it may still run the old generation"
-    assert await bench.renew("n3", asks=True) == "job train", "it has not acknowledged the new one"
+    assert await bench.renew("n3", asks=True) == "", "the job goes on without one that has not acknowledged"
     assert await bench.renew("n1") == ""
-    await bench.ack(job, "n3")
-    assert await bench.renew("n3", asks=True) == ""
     await bench.ack(job, "n1")
     assert await bench.renew("n1", asks=True) == ""
+
+
+async def mute(bench: Bench, node: str) -> bool:
+    """What another node's agent reads."""
+    return next(one.mute for one in (await bench.beat("n2")).nodes if one.id == node)
+
+
+async def test_a_node_whose_agent_is_silent_is_mute_until_that_speaks(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.renew("n1")
+    assert not await mute(bench, "n1"), "nobody asked"
+    before = (await bench.beat("n2")).rev
+    await bench.renew("n1", asks=True)
+    seen = await bench.beat("n2")
+    assert await mute(bench, "n1") and not await mute(bench, "n2")
+    assert seen.rev == before + 1
+    await bench.renew("n1", asks=True)
+    assert (await bench.beat("n2")).rev == seen.rev, "it is said once"
+    await bench.renew("n1")
+    assert await mute(bench, "n1"), "the lease process alone is not the agent"
+    await bench.only_beat("n1")
+    assert not await mute(bench, "n1")
+    assert (await bench.beat("n2")).rev == seen.rev + 1
+    assert (await bench.kinds())[2:] == ["AgentSilent", "AgentBack"]
+
+
+async def test_what_an_agent_brings_with_the_beat_that_ends_its_silence_is_kept(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.renew("n1", asks=True)
+    ready = {"u1": Readiness(state="ready")}
+    await bench.beat("n1", readiness=ready)
+    (node,) = (one for one in (await bench.beat("n2")).nodes if one.id == "n1")
+    assert (node.mute, node.readiness) == (False, ready)
+
+
+@pytest.mark.parametrize("life", ["n1-a", "another"])
+async def test_an_agent_that_starts_speaks(bench: Bench, life: str) -> None:
+    await bench.up("n1", "n2")
+    await bench.renew("n1", asks=True)
+    if life == "another":
+        await bench.leave("n1", "its life ends")
+    bench.lives["n1"] = Incarnation(life=life, start=2)
+    await bench.store.join("n1", bench.lives["n1"], facts("n1"), FAST)
+    assert not await mute(bench, "n1")
+    last = (await bench.kinds())[-1]
+    assert last == ("AgentBack" if life == "n1-a" else "NodeJoined")
+
+
+async def test_what_somebody_wrote_of_it_holds_until_the_next_beat(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    view = await bench.beat("n1")
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "node:n1", "mute", "1")
+    for _ in range(2):  # the usual case must not overlook it
+        view = await bench.beat("n1", rev=view.rev, era=view.era, silent=view.silent)
+    async with bench.calls.link() as link:
+        assert await link.ask("HGET", bench.calls.prefix + "node:n1", "mute") is None
+    assert not await mute(bench, "n1")
+
+
+async def test_nobody_becomes_mute_in_another_era_or_after_its_life(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await refused("era", bench.renew("n1", era="another", asks=True))
+    await refused("lost", bench.renew("n1", life="another", asks=True))
+    assert not await mute(bench, "n1")
 
 
 async def test_a_lease_process_leaves_with_its_reason(bench: Bench) -> None:

@@ -258,6 +258,19 @@ async def test_a_step_that_only_its_taker_has_seen_is_kept(bench: Bench) -> None
     assert (await read_after(bench)).jobs == {"u1": newer}
 
 
+async def test_a_node_whose_agent_was_silent_stays_mute_until_that_speaks(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.renew("n2", asks=True)
+    view = await read(bench)
+    assert view.nodes["n2"].mute
+    await bench.put_back(None)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    assert (await read_after(bench)).nodes["n2"].mute
+    await rejoin(bench, "n2")
+    assert not (await read(bench)).nodes["n2"].mute
+
+
 async def test_a_step_that_only_its_taker_has_seen_is_missed(bench: Bench) -> None:
     """The store went back by that one step."""
     bench.timing = LASTING

@@ -69,6 +69,11 @@ class Hand:
         elif dice < 0.16:
             data.hset(f"{KEY}node:{node}", "id", "another")
         elif dice < 0.18:
+            with contextlib.suppress(StoreRefusedError):
+                await self.bench.renew(node, asks=True)
+        elif dice < 0.19:
+            data.hset(f"{KEY}node:{node}", "mute", "1")
+        elif dice < 0.21:
             self.clock[0] += self.random.choice((-1.0, FAST.gap + 0.1))
 
     def asked(self) -> dict[str, object]:
@@ -142,6 +147,21 @@ async def test_each_eighth_beat_reads_all_of_meta() -> None:
         }  # fmt: skip
         found.append(ran(hand.server, USUAL, about) == PASSED_ON)
     assert found == [seq % WHOLE_EACH == 0 for seq in range(200, 200 + WHOLE_EACH)]
+
+
+async def test_a_beat_of_an_agent_that_was_silent_is_no_usual_one() -> None:
+    hand = Hand(random.Random(0))
+    await hand.begin()
+    hand.server.data.hset(f"{KEY}node:n3", "mute", "1")
+    rev = int(meta(hand.server.data.keys)["rev"])
+    about: dict[str, object] = {
+        "node": "n3", "life": "n3-a", "start": 1, "seq": 201, "rev": rev, "top": 0, "era": hand.era,
+        "silent": hand.silent, "runs": [], "damaged": [], "pods": [], "notes": [],
+    }  # fmt: skip
+    assert ran(hand.server, USUAL, about) == PASSED_ON
+    assert ran(hand.server, load("beat").source, about)[0] == "1"
+    assert hand.server.data.hget(f"{KEY}node:n3", "mute") is None
+    assert ran(hand.server, USUAL, about | {"seq": 202, "rev": rev + 1}) != PASSED_ON
 
 
 async def test_a_beat_with_nothing_new_takes_few_commands() -> None:

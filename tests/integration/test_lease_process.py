@@ -298,13 +298,32 @@ async def test_an_order_that_could_not_be_read_for_a_moment_is_read_again(world:
 
 async def test_a_silent_agents_node_is_given_up_when_somebody_waits_for_it(world: World, node: Node) -> None:
     await world.bench.up("n2")
+    job = await world.bench.active(await world.bench.submit(), NODE, "n2")
+    world.begin(lease=0.5, promise=0.5)
+    await node.renewed_again()
+    await world.bench.propose(job, "n2")
+    await node.until(lambda: node.grant().until == 0.0)
+    assert await node.ended() == 0
+    assert node.status.why.endswith("and job train waits for it")
+
+
+async def test_who_only_misses_a_silent_agents_acknowledgement_takes_nothing_from_its_node(
+    world: World, node: Node
+) -> None:
+    await world.bench.up("n2")
     job = await world.bench.submit()
     world.begin(lease=0.5, promise=0.5)
     await node.renewed_again()
     await world.bench.propose(job, NODE, "n2")
-    await node.until(lambda: node.grant().until == 0.0)
-    assert await node.ended() == 0
-    assert node.status.why.endswith("and job train waits for it")
+
+    async def mute() -> bool:
+        return any(one.mute for one in (await world.bench.beat("n2")).nodes if one.id == NODE)
+
+    await until(mute)
+    for _ in range(3):
+        await node.renewed_again()
+    assert node.grant().until > 0.0
+    assert node.status.state == "holding"
 
 
 # --- the store

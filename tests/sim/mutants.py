@@ -30,6 +30,7 @@ from nodeagent.lease.grants import Grant
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, RefusalKind
@@ -40,6 +41,7 @@ from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
+from nodeagent.plan.nodes import candidates, health
 from nodeagent.plan.nodes.labels import Tree
 from nodeagent.plan.placing import placement, places
 from nodeagent.plan.placing.places import Ground, Site
@@ -192,6 +194,35 @@ def guard_asleep(patch: pytest.MonkeyPatch) -> None:
 def unanswered_and_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A job does not remember which nodes did not acknowledge in time."""
     change(patch, ("job.unanswered = A.unanswered or job.unanswered", "job.unanswered = nil"))
+
+
+def silence_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """No renewal marks a node whose agent is silent: others learn that from nobody."""
+    change(patch, ("silent.mute = '1'", ""))
+
+
+def a_silent_agent_is_given_work(patch: pytest.MonkeyPatch) -> None:
+    """A node whose agent is silent is as good as any other."""
+
+    def only_hardware(node: NodeRecord) -> str:
+        return health.bar(node.model_copy(update={"mute": False}))
+
+    patch.setattr(candidates, "bar", only_hardware)
+
+
+def silent_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A beat of an agent that was silent does not clear the mark."""
+    kept = "new.readiness = A.readiness or new.readiness"
+    change(patch, ("new.readiness, new.mute = A.readiness or new.readiness, nil", kept))
+
+
+def a_job_takes_a_node_that_it_only_misses(patch: pytest.MonkeyPatch) -> None:
+    """The lease process of a node leaves for a job that only waits for the node's acknowledgement."""
+    change(
+        patch,
+        ("'name', 'holder:' .. node)", "'name', 'holder:' .. node, 'missing:' .. node)"),
+        ("if found[2] and cjson.decode(found[2]).life == life then", "if found[2] or found[3] then"),
+    )
 
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
@@ -753,6 +784,10 @@ MUTANTS = (
     Mutant(what_is_not_reclaimable_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(what_is_guaranteed_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(unanswered_and_forgotten, provocations.a_node_never_acknowledges),
+    Mutant(silence_not_recorded, provocations.the_agent_of_a_spare_hangs),
+    Mutant(a_silent_agent_is_given_work, provocations.the_agent_of_a_spare_hangs),
+    Mutant(silent_for_ever, provocations.the_agent_of_a_spare_hangs),
+    Mutant(a_job_takes_a_node_that_it_only_misses, provocations.the_agent_of_a_spare_hangs),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

@@ -20,6 +20,7 @@ from tests.sim.machine import HIDDEN
 from tests.sim.roles import WHOLE, end, role
 from tests.sim.teams import Returns
 from tests.sim.test_failsafe import cut, members, pids, started
+from tests.sim.test_mute import ENOUGH, spare_that_falls_silent, trains_undisturbed
 from tests.sim.test_shares import share
 from tests.sim.test_signatures import forged, write
 
@@ -325,20 +326,23 @@ async def wakes_when_it_was_given_up(c: SimCluster) -> None:
 
 
 async def its_lease_process_dies_as_it_leaves(c: SimCluster) -> None:
-    """Its goodbye is on its way to the store for seconds; meanwhile it is back, and so is the agent that was stuck."""
+    """Its goodbye is on its way to the store for seconds; meanwhile it is back, and so is the agent that was stuck, and
+    the job that it left for is to go on."""
     await started(c, 1, 1)
-    for turn in range(1, 21):
+    for _ in range(20):
         await c.until(lambda: c.whole("j"), 60, "whole")
         node = c.nodes[members(c)[0]]
         node.freeze_agent()
         await asyncio.sleep(TIMING.lease + TIMING.heartbeat)
-        await c.operate("j", restart=turn)
+        await c.operate("j", desired="pause")
         await c.until(lambda: node.lease.departure is not None, TIMING.heartbeat * 2, "it gives up")  # noqa: B023
         node.link.slow = 3.0
         await asyncio.sleep(0.4)
         node.link.slow = 0.0
         node.lease.kill()
         node.thaw()
+        await c.until(lambda: not c.server.state.nodes[node.name].mute, TIMING.lease, "it speaks")  # noqa: B023
+        await c.operate("j", desired="run")
         await asyncio.sleep(12)
 
 
@@ -901,6 +905,20 @@ async def an_older_record_is_there_when_an_agent_starts(cluster: SimCluster) -> 
     restarted.start_agent()
     await asyncio.sleep(15)
     assert cluster.job("j").generation == before, cluster.describe()
+
+
+async def the_agent_of_a_spare_hangs(cluster: SimCluster) -> None:
+    """Another job trains on it, and the gang that is to move there misses its acknowledgement."""
+    spare = await spare_that_falls_silent(cluster, 2)
+    pids, life = cluster.nodes[spare].machine.pods["uid-k"].pids, cluster.server.state.nodes[spare].incarnation.life
+    await cluster.until(lambda: cluster.whole("j") and spare not in members(cluster), ENOUGH, "it goes on without it")
+    formed = cluster.job("j").restarts
+    await asyncio.sleep(TIMING.cooldown + 4)
+    assert cluster.job("j").restarts == formed and cluster.whole("j"), cluster.describe()
+    assert trains_undisturbed(cluster, spare, pids, life), cluster.describe()
+    cluster.nodes[spare].thaw()
+    await cluster.until(lambda: cluster.whole("j") and spare in members(cluster), TIMING.cooldown + 6, "it takes it")
+    assert trains_undisturbed(cluster, spare, pids, life), cluster.describe()
 
 
 async def a_node_never_acknowledges(cluster: SimCluster) -> None:

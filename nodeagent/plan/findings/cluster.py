@@ -249,6 +249,8 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
         fix = _LOOK.format(host=host)
         if state in ("silent", "lost"):
             yield f"node/{name}", _error(f"{state}: {reason}", fix)
+        elif state == "mute":
+            yield f"node/{name}", _warning(f"mute: {reason}", fix)
         elif state in ("cordoned", "draining", "drained"):
             yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
         elif state == "reserved":

@@ -160,6 +160,10 @@ def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: flo
         f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, generation), job, size=len(generation.members)
     )
     silent, stopping = lacks.silent, lacks.stopping
+    if mute := {n: f"the agent of {n} is silent" for n in silent if cluster.nodes[n].mute}:
+        if cluster.behind(job):
+            return await_nodes(cluster, "; ".join(mute.values()))
+        return _form_again(cluster, job, generation, (), mute)
     if lacks.unfit or lacks.portless:
         return _form_again(cluster, job, generation, (), lacks.unfit, lacks.portless)
     if job.failsafe_members and not generation.released and not silent and not stopping:

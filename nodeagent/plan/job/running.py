@@ -316,6 +316,8 @@ def _join_roles(
     newcomers = [c for c in placement.chosen if c.node not in generation.members]
     if at := grows_at(job, cluster.served):
         return Decision(None, (f"runs with {short}; there is room for more, later: {_HELD_UP}",), at)
+    if mute := _mute(cluster, generation):
+        return Decision(None, (f"runs with {short}; there is room for more, later: {mute}",))
     cool = millis(cluster.timing.cooldown)
     at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
@@ -399,6 +401,8 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
     names = ", ".join(c.node for c in newcomers)
     if at := grows_at(job, cluster.served):
         return Decision(None, (f"{short}; {names} joins later: {_HELD_UP}",), at)
+    if mute := _mute(cluster, generation):
+        return Decision(None, (f"{short}; {names} joins later: {mute}",))
     cool = millis(cluster.timing.cooldown)
     at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
@@ -417,6 +421,12 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
 
 
 _HELD_UP = "again and again a node did not acknowledge in time"
+
+
+def _mute(cluster: Cluster, generation: Generation) -> str:
+    """Why a gang does not grow now, if a member's agent is silent: it would go on without that one, which trains."""
+    mute = [m.node for m in generation.ordered() if (n := cluster.nodes.get(m.node)) is not None and n.mute]
+    return f"the agent of {', '.join(mute)} is silent" if mute else ""
 
 
 def _regain(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:

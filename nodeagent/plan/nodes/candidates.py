@@ -220,7 +220,7 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return no("out", f"is {node.reserved.text}")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
-    if sick := bar(node.facts):
+    if sick := bar(node):
         return no("out", sick)
     if not case.runs and (late := too_long(spec, node)):
         return no("out", late)
@@ -404,8 +404,8 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
 
 
 def staying(cluster: Cluster, job: JobRecord) -> int:
-    """How many survivors keep their place. Not counted: nodes that are scaled in by name or drained, and nodes whose
-    hardware is taken from the job."""
+    """How many survivors keep their place, those whose agents are silent among them. Not counted: nodes that are scaled
+    in by name or drained, and nodes whose hardware is taken from the job."""
     alive = survivors(cluster, job)
     if strays(cluster, job) or has_portless(cluster, job):  # what is with other nodes counts as well
         return _staying(cluster, job)
@@ -418,8 +418,9 @@ def staying(cluster: Cluster, job: JobRecord) -> int:
 def _staying(cluster: Cluster, job: JobRecord) -> int:
     count, leaving = 0, job.control.leaving
     for one in some_candidates(cluster, job, [m.node for m in survivors(cluster, job)]):
-        cordon = cluster.nodes[one.node].cordon
-        stays = one.standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
+        record = cluster.nodes[one.node]
+        stays = one.standing in ("fit", "pending") or record.mute
+        stays = stays or (record.cordon is not None and not record.cordon.drain)
         count += stays and one.node not in leaving
     return count
 

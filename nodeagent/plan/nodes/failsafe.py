@@ -68,14 +68,16 @@ def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
 
 
 def chooser(cluster: Cluster, job: JobRecord) -> str | None:
-    """The node that may replace the failsafe members: the first of them that is live, or of the members if there are
-    none."""
+    """The node that may replace the failsafe members: the first of them that is live and whose agent speaks, or of the
+    members if there are none."""
     generation = job.generation
     if generation is None:
         return None
     if job.failsafe_members:
-        return next((n for n in sorted(job.failsafe_members, key=natural) if cluster.live(n)), None)
-    return next((m.node for m in generation.ordered() if cluster.live(m.node, m.life)), None)
+        able = (n for n in sorted(job.failsafe_members, key=natural) if cluster.live(n))
+    else:
+        able = (m.node for m in generation.ordered() if cluster.live(m.node, m.life))
+    return next((n for n in able if not cluster.nodes[n].mute), None)
 
 
 def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -105,4 +107,5 @@ def silence(cluster: Cluster, job: JobRecord) -> str:
 
 
 def _can_be_asked(cluster: Cluster, node: str) -> bool:
-    return cluster.live(node) and bool(cluster.nodes[node].facts.peer)
+    """While its agent is silent a node knows of no new generation, and would say no."""
+    return cluster.live(node) and bool(cluster.nodes[node].facts.peer) and not cluster.nodes[node].mute

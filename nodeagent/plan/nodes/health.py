@@ -32,8 +32,12 @@ class Sick:
     text: str
 
 
-def bar(facts: NodeFacts) -> str:
-    """Why no work may be given to the node as a whole: a phrase that follows its name; empty if it may."""
+def bar(node: NodeRecord) -> str:
+    """Why no work may be given to the node as a whole, beside a cordon: a phrase that follows its name; empty if it
+    may."""
+    if node.mute:
+        return "gets no new work: its agent is silent"
+    facts = node.facts
     if facts.notice is not None:
         return f"is {facts.notice.text}"
     claim = claimed(facts)
@@ -74,8 +78,8 @@ class _Remarkable:
 
 
 def remarkable(cluster: Cluster) -> frozenset[str]:
-    """Nodes with anything else than whether they are live: a cordon, a verdict, a notice. Mostly
-    there are few, and all others need not be looked at."""
+    """Nodes with anything else than whether they are live: a cordon, a verdict, a notice, a silent agent. Mostly there
+    are few, and all others need not be looked at."""
     return cluster.once("remarkable", lambda before: _remarkable(cluster, before)).nodes
 
 
@@ -90,7 +94,7 @@ def _remarkable(cluster: Cluster, before: _Remarkable | None) -> _Remarkable:
 
 def _is_remarkable(record: NodeRecord) -> bool:
     facts = record.facts
-    return record.cordon is not None or bool(facts.health or facts.notice or facts.repair_state)
+    return record.cordon is not None or record.mute or bool(facts.health or facts.notice or facts.repair_state)
 
 
 def sick_members(cluster: Cluster, generation: Generation) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
@@ -236,9 +240,10 @@ def _live(cluster: Cluster) -> Iterable[NodeRecord]:
 
 
 def takes_work(cluster: Cluster, name: str) -> bool:
-    """It may get work that it does not have: it is live, not cordoned, and nothing is wrong with all of it."""
+    """It may get work that it does not have: it is live, not cordoned, its agent speaks, and nothing is wrong with all
+    of it."""
     node = cluster.nodes.get(name)
-    return node is not None and cluster.live(name) and node.cordon is None and not bar(node.facts)
+    return node is not None and cluster.live(name) and node.cordon is None and not bar(node)
 
 
 def drained(node: NodeRecord) -> bool:

@@ -1,11 +1,12 @@
 """Nodes that did not acknowledge a generation of a job in time, or had no memory left for its workers: for how long the
 job goes on without each of them, and when it may grow again.
 
-A node can renew its lease and acknowledge nothing: its agent stands, or there is no agent, only a record that somebody
+A node can renew its lease and acknowledge nothing: its shim hangs, or there is no agent, only a record that somebody
 wrote. Each generation with such a node costs a gang ``form_margin`` without work. So the job remembers it
 (``JobRecord.unanswered``), and leaves it out for a time that doubles each time, for as long as it is in the same life
-and has acknowledged nothing since. A view has this in its nodes' records, as it has maintenance windows: what is worked
-out from a view does not depend on its clock. Chooses no nodes.
+and has acknowledged nothing since. A node whose agent is silent, and whose record says so, is neither waited for nor
+remembered: it gets no work anyway, and is as good as before as soon as its agent speaks. A view has this in its nodes'
+records, as it has maintenance windows: what is worked out from a view does not depend on its clock. Chooses no nodes.
 
 So it is with a node whose memory others have filled (``failure/memory.py``). To lose workers there costs the job no
 restart, and would go on for ever; that the node acknowledges proves nothing.
@@ -92,7 +93,7 @@ def remembered(cluster: Cluster, job: JobRecord, spend: BudgetEntry | None) -> t
     late: Mapping[str, str] = {}
     if generation is not None and generation.state == "forming" and cluster.served >= generation.deadline:
         late = {n: life for n, life in generation.missing.items() if n not in generation.holders}
-        late = {n: life for n, life in late.items() if cluster.live(n, life)}
+        late = {n: life for n, life in late.items() if cluster.live(n, life) and not cluster.nodes[n].mute}
     full = dict[str, str]()
     if spend is not None and spend.kind == "crowded" and (record := cluster.nodes.get(spend.node)) is not None:
         full = {spend.node: record.incarnation.life}

@@ -16,6 +16,7 @@ from nodeagent.plan.fairshare.resources import Resources, of_devices, together
 from nodeagent.plan.nodes.availability import takes, too_long
 from nodeagent.plan.nodes.candidates import NodeKind, fits, kind_of, ruled_out, shape_of
 from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.room import kinds
 
@@ -63,8 +64,9 @@ class NodeBooks:
         key = kind, node, donor
         if key not in self._suitable:
             record = self._cluster.nodes[node]
-            no = ruled_out(job.spec, record) or too_long(job.spec, record)
-            self._suitable[key] = not no and any(self._has_room(role, node, donor) for role in job.spec.roles)
+            may = takes_work(self._cluster, node) and not ruled_out(job.spec, record)
+            may = may and not too_long(job.spec, record)
+            self._suitable[key] = may and any(self._has_room(role, node, donor) for role in job.spec.roles)
         return self._suitable[key]
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:

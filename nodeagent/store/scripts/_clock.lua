@@ -178,9 +178,9 @@ local function node_brief(id)
   end
   local brief = briefs_read[id]
   if not brief then
-    local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address')
+    local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address', 'mute')
     brief = found[1] == id and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
-      seq = found[6], address = found[7] } or nil
+      seq = found[6], address = found[7], mute = found[8] or nil } or nil
     briefs_read[id] = brief
   end
   return brief

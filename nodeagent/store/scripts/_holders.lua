@@ -142,19 +142,16 @@ local function retire(node, lives_on, but)
   end
 end
 
--- Names a job that cannot go on before this life of the node has answered or has gone, in a few words; or nil.
+-- Names a job that cannot go on before this life of the node has answered or has gone, in a few words; or nil. One that
+-- only misses its acknowledgement goes on without it: the node is mute.
 local function who_waits_for(node, life)
-  local function is_ours(entry)
-    return entry and cjson.decode(entry).life == life
-  end
   local uids = {}
   for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
     uids[uid] = true
   end
   for _, uid in ipairs(sorted_keys(uids)) do
-    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'generation_state', 'holder:' .. node,
-      'missing:' .. node)
-    if is_ours(found[3]) or (found[2] == 'forming' and found[4] and cjson.decode(found[4]) == life) then
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'holder:' .. node)
+    if found[2] and cjson.decode(found[2]).life == life then
       return 'job ' .. (found[1] or uid)
     end
   end

@@ -205,7 +205,7 @@ end
 -- is only a copy: a reader compares its revision with the one in `changes`.
 local function node_pack(node)
   local lines = {}
-  for i, field in ipairs({ 'id', 'life', 'start', 'lost', 'left', 'joined', 'rev', 'facts', 'readiness' }) do
+  for i, field in ipairs({ 'id', 'life', 'start', 'lost', 'left', 'joined', 'rev', 'facts', 'readiness', 'mute' }) do
     lines[i] = node[field] or ''
   end
   redis.call('HSET', NODES, node.id, table.concat(lines, '\n'))
@@ -756,6 +756,11 @@ local function event(what)
     wake(what.job and 'job:' .. job.uid or 'node:' .. what.node, id, news)
   end
   return id
+end
+
+-- A node's agent speaks again, and its record says so. All agents decide by that.
+local function agent_back(node)
+  event({ kind = 'AgentBack', node = node, by = node, text = 'the agent of node ' .. node .. ' speaks again' })
 end
 
 -- A record or a key differs from what the steps wrote: no step decides anything until the agents have restored what

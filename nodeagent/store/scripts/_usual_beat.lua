@@ -21,8 +21,8 @@ do
   if whole then
     local revision, amnesty, lease_ms = tonumber(meta[9]), tonumber(meta[10] or '0'), tonumber(meta[11])
     local floor, floored = tonumber(meta[12] or '0'), tonumber(meta[13] or '0')
-    local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq', 'rev')
-    local is_current = node[1] == id and node[2] == asked.life and node[3] ~= '1' and node[4] ~= '1'
+    local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq', 'rev', 'mute')
+    local is_current = node[1] == id and node[2] == asked.life and node[3] ~= '1' and node[4] ~= '1' and not node[8]
       and node[5] == string.format('%.0f', asked.start) and (tonumber(node[6] or '') or asked.seq) < asked.seq
     if is_current and asked.rev == revision and asked.top <= revision
       and revision >= math.max(tonumber(meta[14] or '0'), tonumber(meta[15] or '0'))

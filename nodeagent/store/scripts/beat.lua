@@ -77,14 +77,17 @@ end
 has_called(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
 local rev, more = int(revision), 0
-if A.facts or A.readiness then
+if A.facts or A.readiness or node.mute then
   local new = copied(node_read(id))
   if A.facts then
     new.facts, new.address, new.pid = A.facts, A.address, int(A.pid)
   end
-  new.readiness = A.readiness or new.readiness
+  new.readiness, new.mute = A.readiness or new.readiness, nil
   node_save(new)
   unannounced()
+  if node.mute then
+    agent_back(id)
+  end
   rev = redis.call('HGET', META, 'rev')
 end
 for _, pod in ipairs(A.pods) do

@@ -75,5 +75,7 @@ node_save(node)
 if not same then
   event({ kind = 'NodeJoined', node = id, by = id, text = 'node ' .. id .. ' joined from ' .. A.address })
   retire(id, A.life)
+elseif old.mute then
+  agent_back(id)
 end
 return { 1, meta.cluster_uid, int(served) }

@@ -33,6 +33,17 @@ def test_the_cordon_of_a_node_that_is_away_is_in_its_reason(
         assert "disk" not in node_state(node.model_copy(update={"cordon": plain}), cluster)[1]
 
 
+def test_a_node_whose_agent_is_silent_says_so_until_its_lease_lapses() -> None:
+    node = make_node("n1", mute=True, cordon=True)
+    why = "its agent is silent: no new work until it speaks again; cordoned: disk (by op)"
+    assert node_state(node, make_cluster([node])) == ("mute", why)
+    assert node_state(node, make_cluster([node], lapsed=["n1"]))[0] == "silent"
+    facts = node.facts.model_copy(update={"restarting": 1.0})
+    ending = make_node("n1", mute=True).model_copy(update={"facts": facts})
+    state, reason = node_state(ending, make_cluster([ending]))
+    assert (state, reason.endswith("until the next start, and it gets no new work")) == ("restarting", True)
+
+
 @pytest.mark.parametrize(
     ("jobs", "state"),
     [

@@ -306,3 +306,23 @@ async def test_what_a_late_join_put_back_is_published_again(tmp_path: Path) -> N
     assert reported == ["before", lease.facts.hostname, lease.facts.hostname], (
         "seen with one beat, mended with the next"
     )
+
+
+async def test_an_agent_that_reads_that_it_is_silent_says_at_once_that_it_speaks(tmp_path: Path) -> None:
+    """In a large cluster an agent at rest beats seldom."""
+    clock = Clock()
+    store = HereStore(Server(clock.now))
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    await lease.beat()
+    assert not lease.has_news(clock.now())
+    await renew_lease(store._calls, "n1", "a", await era_of(store._calls), millis(TIMING.lease), asks=True)
+    other = Incarnation(life="z", start=1)
+    await store.join("n2", other, lease.facts, TIMING)
+    read = await store.beat(Beat(node="n2", incarnation=other, seq=1, rev=0))
+    lease._snapshot.absorb(read, clock.now(), [])
+    assert lease.has_news(clock.now())
+    await lease.beat()
+    assert not lease.has_news(clock.now())
+    read = await store.beat(Beat(node="n2", incarnation=other, seq=2, rev=0))
+    assert not any(node.mute for node in read.nodes)

@@ -314,6 +314,12 @@ def restarting_node(name: str) -> dict[str, Any]:
     return node_json(record, shown, NOW)
 
 
+def mute_node(name: str) -> dict[str, Any]:
+    """Its agent has been silent for a while; its workers go on."""
+    shown = cluster(job())
+    return node_json(shown.nodes[name].model_copy(update={"mute": True}), shown, NOW)
+
+
 def sick_node() -> dict[str, Any]:
     """n1, with a GPU that is lost, one that is hot, and a rule that is only tried."""
 

@@ -74,6 +74,10 @@ CASES: dict[str, Callable[[], list[str]]] = {
     ),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
+    "describe-mute-node": lambda: node_lines(samples.mute_node("n2"), width=80),
+    "nodes-mute-80-columns": lambda: table_lines(
+        [c for c in nodes.COLUMNS if not c.wide], [samples.mute_node("n2"), samples.shown_node("n3")], 80
+    ),
     "describe-holding-node": lambda: node_lines(samples.holding_node()),
     "nodes-holding": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.holding_node()]),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),

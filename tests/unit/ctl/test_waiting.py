@@ -47,13 +47,14 @@ def step(cluster: Cluster, job: JobRecord) -> str:
     ("nodes", "others", "more", "says"),
     [
         (["n1", make_node("n2", cordon=True)], [], {}, "nodeagentctl uncordon n2"),
+        (["n1", make_node("n2", mute=True)], [], {}, "the agent of n2 runs there: systemctl status nodeagent"),
         (["n1"], [], {}, "start more nodes: it needs 2, and of all nodes 1 live"),
         ([make_node("n1", slots=1), make_node("n2", slots=1)], [taken()], {}, "nodes that other jobs hold are free"),
         (["n1", make_node("n2", ready={UID: PREPARING})], [], {}, "nothing yet: nodes get ready"),
         (["n1", "n2"], [], {}, "as soon as it is its turn"),
         (["n1", "n2"], [], {"not_before": NOW + 12_000}, "it starts again by itself in 12"),
     ],
-    ids=["cordoned", "too few", "held", "preparing", "its turn", "backs off"],
+    ids=["cordoned", "mute", "too few", "held", "preparing", "its turn", "backs off"],
 )
 def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], more: dict[str, Any], says: str) -> None:
     job = make_job("holding", spec=PAIR, active=1, **more)

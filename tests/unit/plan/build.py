@@ -54,6 +54,7 @@ def make_node(
     topology: tuple[str, ...] = (),
     spot: bool = False,
     notice: Notice | None = None,
+    mute: bool = False,
 ) -> NodeRecord:
     """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it. GPUs that a verdict in
     ``health`` bars are sick."""
@@ -68,6 +69,7 @@ def make_node(
         incarnation=Incarnation(life=of_life or life(name), start=1),
         lost=lost,
         left=left,
+        mute=mute,
         joined=joined,
         facts=NodeFacts(
             address=f"10.0.0.{len(name)}",

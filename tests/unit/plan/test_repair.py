@@ -322,13 +322,13 @@ def test_a_node_that_makes_room_is_left_at_no_cost_and_gets_no_work() -> None:
     assert step.spend is not None
     assert (step.spend.counts, step.cause.kind) == (False, "hardware")
     assert step.cause.text == "n2 makes room for a repair: reboot (xid.79)"
-    assert bar(cluster.nodes["n2"].facts) == "is being repaired: reboot (xid.79)"
+    assert bar(cluster.nodes["n2"]) == "is being repaired: reboot (xid.79)"
 
 
 def test_one_that_only_asks_goes_on() -> None:
     cluster, job = cluster_of("asks")
     assert decide(cluster, job, WALL).step is None
-    assert bar(cluster.nodes["n2"].facts) == ""
+    assert bar(cluster.nodes["n2"]) == ""
 
 
 def test_a_gpu_that_is_reset_takes_its_member_only() -> None:
@@ -338,7 +338,7 @@ def test_a_gpu_that_is_reset_takes_its_member_only() -> None:
     first = running("n1", "n2", spec=ELASTIC, each=1)
     assert first.generation is not None
     assert sick_members(cluster, first.generation) == ((), ())
-    assert bar(cluster.nodes["n2"].facts) == ""
+    assert bar(cluster.nodes["n2"]) == ""
 
 
 @pytest.mark.parametrize(("phase", "starts"), [("asks", True), ("holds", False), ("runs", False)])

@@ -70,15 +70,18 @@ def test_nodes_that_are_not_ready() -> None:
     states = {
         "n1": ("silent", "its lease has lapsed"), "n2": ("cordoned", "disk (by olga)"),
         "n3": ("left", "its agent was stopped"), "n4": READY, "n5": ("restarting", "its agent was asked to end"),
+        "n6": ("mute", "its agent is silent"),
     }  # fmt: skip
-    lines = reported(make_cluster(["n1", "n2", "n3", "n4", "n5"]), states)
+    lines = reported(make_cluster(["n1", "n2", "n3", "n4", "n5", "n6"]), states)
     assert [line.partition(" |")[0] for line in lines] == [
         "error node/n1: silent: its lease has lapsed",
         "warning node/n2: cordoned: disk (by olga)",
         "info node/n3: its agent was stopped",
         "info node/n5: its agent was asked to end",
+        "warning node/n6: mute: its agent is silent",
     ]
     assert lines[3].endswith("nodeagentctl drain n5 --reason TEXT")
+    assert lines[4].endswith("on n6: systemctl status nodeagent; journalctl -u nodeagent -n 50")
     assert "systemctl status nodeagent" in lines[0]
     assert lines[1].endswith("nodeagentctl uncordon n2")
 
