@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,10 @@ from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
-from tests.contract.bench import LASTING, Bench, RedisBench, generation, refused
+from tests.contract.bench import LASTING, Bench, HereBench, RedisBench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
+from tests.inprocess.data import Data, Word
+from tests.inprocess.server import Server
 
 KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
 
@@ -776,3 +780,103 @@ async def test_leases_of_nodes_that_never_were_are_named_to_nobody_and_removed(b
     lapsed = (await bench.beat("n1", rev=view.rev, era=view.era)).lapsed
     assert {*lapsed} - {"n4"} == {"n3"}, "who is silent in earnest is found"
     assert "StoreDamaged" not in await bench.kinds()
+
+
+HUGE = 5 * 1024**2
+"""Characters: more than any step writes into one field."""
+
+
+@pytest.mark.parametrize("field", ["timing", "parent", "cluster_uid", "event", "run"])
+async def test_a_text_of_meta_that_is_longer_than_any_is_damage(bench: Bench, field: str) -> None:
+    """Every step read it, for as long as it was there."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "meta", field, "7" * HUGE)
+    await noticed(bench, view)
+    async with bench.calls.link() as link:
+        assert await link.ask("HSTRLEN", bench.calls.prefix + "meta", field) < HUGE
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    assert (await read_after(bench)).jobs["u1"] == job
+
+
+async def test_a_cordon_that_is_longer_than_any_keeps_the_node_out_and_is_read_by_nobody(bench: Bench) -> None:
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "cordons", "n3", "x" * HUGE, "n9", "y")
+    why = await refused("not_live", bench.propose(job, "n1", "n3", read=view.reply.rev))
+    assert why == f"node n3 is cordoned: somebody wrote one of {HUGE} bytes"
+    reply = await bench.beat("n1", rev=view.reply.rev, era=view.reply.era)
+    assert [unread.key for unread in reply.unread] == ["node:n3"]
+    assert generation(await bench.propose(job, "n1", "n2")).number == 2, "others' cordons concern nobody"
+
+
+@pytest.mark.parametrize("names", [{"x": "u" * 65}, {f"x{i}": "u" for i in range(65536)}], ids=["long", "many"])
+async def test_names_that_no_job_can_have_are_removed_once_a_newcomer_meets_them(
+    bench: Bench, names: dict[str, str]
+) -> None:
+    """Each of them read all of the names, with each beat until it had read everything."""
+    job, view = await trained(bench)
+    key = bench.calls.prefix + "names"
+    async with bench.calls.link() as link:
+        flat = [word for name, uid in names.items() for word in (name, uid)]
+        for start in range(0, len(flat), 4000):
+            await link.ask("HSET", key, *flat[start : start + 4000])
+    assert "names" in await refused("behind", bench.beat("n2"))
+    async with bench.calls.link() as link:
+        assert await link.ask("HGETALL", key) == ["train", "u1"]
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"] == job
+    await refused("name_taken", bench.submit("u2"))
+
+
+class Reads:
+    """Which keys are read whole, on a server in this process; and how often the newest entry of a stream is."""
+
+    def __init__(self) -> None:
+        clock = [1_000_000.0]
+        self.bench = HereBench(Server(lambda: clock[0]), clock)
+        self.data, self.whole, self.newest = self.bench.server.data, list[str](), 0
+        for name in ("HGETALL", "HVALS", "HKEYS"):
+            self.data.watch(name, partial(self._whole, getattr(Data, name.lower())))
+        self.data.watch("XREVRANGE", self._newest)
+
+    def _whole(self, real: Callable[[Data, Word], Any], key: Word) -> Any:
+        self.whole.append(str(key).rpartition("}:")[2])
+        return real(self.data, key)
+
+    def _newest(self, *words: Word) -> Any:
+        self.newest += 1
+        return Data.xrevrange(self.data, *words)
+
+
+async def test_no_step_reads_all_of_what_anybody_can_add_to() -> None:
+    reads = Reads()
+    bench = reads.bench
+    job, view = await trained(bench)
+    await bench.store.cordon("n3", Cordon(reason="disk", by="ann", at=1.0), "ann", "c1")
+    reads.data.hset(bench.calls.prefix + "meta", "junk", "x")
+    reads.whole.clear()
+    reads.newest = 0
+    reply = view.reply
+    for _ in range(9):
+        reply = await bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",))
+    await bench.propose(job, "n1", "n2")
+    await bench.submit("u2", "other")
+    assert {"meta", "cordons", "names"}.isdisjoint(reads.whole)
+    assert reads.newest == 0
+
+
+async def test_the_newest_event_is_looked_for_once_where_nobody_has_noted_it() -> None:
+    """The stream may begin with an entry of any length."""
+    reads = Reads()
+    bench = reads.bench
+    _, view = await trained(bench)
+    reads.data.hdel(bench.calls.prefix + "meta", "event")
+    reads.newest, reply = 0, view.reply
+    for _ in range(9):
+        reply = await bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",))
+        assert reply.event == view.reply.event
+    assert reads.newest == 1

@@ -6,7 +6,7 @@
 -- node's record, if the caller has read it.
 local look_for_damage
 do
-  local LOOKED_AT, AT_ONCE, SHARED = 2, 2000, { 'queues', 'windows' }
+  local LOOKED_AT, AT_ONCE, SHARED, MOST_NAMES, MOST_UID = 2, 2000, { 'queues', 'windows' }, 65536, 64
   local looked, damaged, or_damaged
 
   -- In a job that runs on the node.
@@ -59,23 +59,29 @@ do
   end
 
   -- Some record is there and not listed: who reads everything anew now would take it for removed, and offer that as the
-  -- newest view. Each is looked at only if the numbers differ, as they also do while a lost job's name is left.
+  -- newest view. Each is looked at only if the numbers differ, as they also do while a lost job's name is left. More
+  -- names, or longer ones, than there are jobs: somebody wrote them, and the names are made anew.
   local function cut_short(prefix)
     local changes, nodes = prefix .. 'changes', prefix .. 'nodes'
-    local copies = redis.pcall('HLEN', nodes)
-    if redis.call('ZCARD', changes) >= (tonumber(copies) or 0) + redis.call('HLEN', prefix .. 'names') then
-      return false
+    local copies, names = redis.pcall('HLEN', nodes), redis.call('HLEN', prefix .. 'names')
+    if names > MOST_NAMES then
+      return 'names'
+    end
+    if redis.call('ZCARD', changes) >= (tonumber(copies) or 0) + names then
+      return
     end
     local ids = { job = redis.call('HVALS', prefix .. 'names'), node = tonumber(copies) and redis.call('HKEYS', nodes) or {} }
     for _, kind in ipairs({ 'job', 'node' }) do
       for _, id in ipairs(ids[kind]) do
         local record = kind .. ':' .. id
+        if kind == 'job' and #id > MOST_UID then
+          return 'names'
+        end
         if redis.call('EXISTS', prefix .. record) == 1 and not redis.call('ZSCORE', changes, record) then
-          return true
+          return 'changes'
         end
       end
     end
-    return false
   end
 
   -- In the next few of all records: a missing one may belong to no node that could report it.
@@ -110,8 +116,12 @@ do
   end
 
   local function look(asked, prefix, same_era, rev)
-    if unlisted(prefix, 'node:' .. asked.node, rev) or ((asked.rev == 0 or asked.anew) and cut_short(prefix)) then
+    if unlisted(prefix, 'node:' .. asked.node, rev) then
       return 'changes'
+    end
+    local cut = (asked.rev == 0 or asked.anew) and cut_short(prefix)
+    if cut then
+      return cut
     end
     local own = asked.runs[asked.seq % (#asked.runs + 1)]
     if own then

@@ -36,22 +36,24 @@ end
 
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes
 -- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store. So it is
--- with a number that no step comes to in a hundred years (the next writes would make it one that is not exact), and
--- with a revision above the store's own.
+-- with a number that no step comes to in a hundred years (the next writes would make it one that is not exact), with a
+-- revision above the store's own, and with a text that is longer than any. What else somebody wrote there is not read.
 local function read_meta()
   local function is_whole(field, text) -- a machine's clock may stand before 1970
     return #text <= 15 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
   end
-  local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
-  local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
-    .. 'asked requests unannounced buried horizon floor floored looked examined unattended '
-  local found = redis.pcall('HGETALL', META)
+  local fields = { 'run', 'era', 'parent', 'timing', 'cluster_uid', 'version', 'event', 'served', 'amnesty', 'lease',
+    'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least', 'last', 'regroup', 'stopped', 'order', 'asked',
+    'requests', 'unannounced', 'buried', 'horizon', 'floor', 'floored', 'looked', 'examined', 'unattended', 'taken' }
+  local texts, longest = 7, 4096
+  local found = redis.pcall('HMGET', META, unpack(fields))
   local map, whole = {}, not found.err
-  for i = 1, #found, 2 do
-    local field, value = found[i], found[i + 1]
+  for i, field in ipairs(whole and fields or {}) do
+    local value = found[i] or nil
     map[field] = value
-    whole = whole and (texts[field] or is_whole(field, value) or not string.find(numbers, ' ' .. field .. ' ', 1, true))
+    whole = whole and (not value or i <= texts and #value <= longest or is_whole(field, value))
   end
+  whole = whole and string.find(map.event or '0-0', '^%d+%-%d+$')
   if map.timing or map.era or map.cluster_uid then
     whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
       and map.version and map.era

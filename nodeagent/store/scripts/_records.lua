@@ -766,11 +766,14 @@ end
 -- A record or a key differs from what the steps wrote: no step decides anything until the agents have restored what
 -- they know. A record that is missing by then stays missing.
 function distrust(damaged)
-  local found = {}
+  local found, names = {}, false
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
     if string.find(key, '^job:') or string.find(key, '^node:') or string.find(key, '^usage:') or key == 'queues' or key == 'windows' then
       drop(key)
+    elseif key == 'names' then
+      names = true
+      redis.call('DEL', NAMES)
     end
   end
   for _, shared in ipairs({ 'queues', 'windows' }) do -- perhaps no agent has read these: their signatures decide
@@ -785,6 +788,10 @@ function distrust(damaged)
   for i = 1, #listed, 2 do
     local record = listed[i]
     local gone = string.sub(record, 1, 5) == 'gone:'
+    local job = names and string.sub(record, 1, 4) == 'job:' and redis.pcall('HMGET', P .. record, 'uid', 'name') or {}
+    if job[1] and job[2] and record == 'job:' .. job[1] then -- made anew, by the records alone
+      redis.call('HSET', NAMES, job[2], job[1])
+    end
     if not gone and redis.call('EXISTS', P .. record) == 0 then
       bury(record)
     elseif gone and (not string.find(listed[i + 1], '^%d+$') or is_above(tonumber(listed[i + 1]))

@@ -140,7 +140,7 @@ end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1
 end
-local bytes = 0
+local bytes, cordons = 0, nil
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
   local record, body, cordon, kind = changed[i], {}, '', 'whole'
   if string.sub(record, 1, 5) == 'gone:' then
@@ -169,9 +169,15 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
       return distrust({ record })
     end
     if string.sub(record, 1, 5) == 'node:' then
-      cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
+      local node = string.sub(record, 6)
+      cordons = cordons or redis.call('HLEN', CORDONS)
+      if cordons > 0 and redis.call('HSTRLEN', CORDONS, node) > TEXT_BYTES then
+        kind = 'large'
+      elseif cordons > 0 then
+        cordon = redis.call('HGET', CORDONS, node) or ''
+      end
     end
-    if size > RECORD_BYTES or math.max(longest, #cordon) > TEXT_BYTES then -- no step writes such
+    if kind == 'large' or size > RECORD_BYTES or longest > TEXT_BYTES then -- no step writes such
       body, cordon, kind, size = {}, '', 'large', 0
     end
     bytes = bytes + size
@@ -215,9 +221,15 @@ local next_end = protected and count > 0 and shelter() or nil
 if not next_end then
   next_end = next_lease_end(id, P, served, protected or strays, shelter(), lease_ms, credit_ms, tonumber(meta.floor or '0'), count)
 end
-local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
+-- Of the stream itself only where nobody has noted it: an entry of any length may be there.
+local newest = redis.call('HGET', META, 'event')
+if not newest then
+  local entry = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
+  newest = entry and entry[1] or '0-0'
+  redis.call('HSET', META, 'event', newest)
+end
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
-  newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
+  newest, records, meta.era or '', served < recover and 1 or 0,
   int(asked), int(math.max(0, recover - served)), served < recover and redis.call('ZRANGE', AWAITED, 0, NAMED - 1) or {}, sheltered,
   served < recover and redis.call('ZCARD', AWAITED) or 0,
   silent, same and 1 or 0, int(revision) }

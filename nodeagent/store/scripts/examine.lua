@@ -115,9 +115,10 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
       if not node.err and (not is_number(node[1] or '0') or not is_number(node[2] or '0') or node[3] ~= id) then
         found[#found + 1] = record
       end
-      local cordon = redis.call('HGET', CORDONS, id)
+      local small = redis.call('HSTRLEN', CORDONS, id) <= 4194304 -- as in beat.lua
+      local cordon = small and redis.call('HGET', CORDONS, id)
       local whole = cordon and is_json(cordon) and string.find(cordon, '^%s*{')
-      if cordon and not (whole and type(cjson.decode(cordon).reason) == 'string') then
+      if (cordon or not small) and not (whole and type(cjson.decode(cordon).reason) == 'string') then
         redis.call('HDEL', CORDONS, id)
         found[#found + 1] = record -- it is restored with the cordon that agents know
       end

@@ -1,7 +1,7 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost
 -- (sorted), cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, failsafe members (node to JSON life),
 -- by, claims (queues), read
-local WAKE_EACH = 64
+local WAKE_EACH, CORDON_BYTES = 64, 4194304
 
 -- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.
 local function check_array(job)
@@ -72,16 +72,19 @@ for _, queue in ipairs(A.claims) do
     return refuse('stale', 'another job of queue ' .. queue .. ' has been given nodes meanwhile')
   end
 end
-local cordons = to_map(redis.call('HGETALL', CORDONS))
+local cordoned = redis.call('HLEN', CORDONS) > 0
 for _, id in ipairs(order) do
   if not_live(id, members[id].life) then
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
-  if cordons[id] then
+  local size = cordoned and redis.call('HSTRLEN', CORDONS, id) or 0
+  if size > 0 then
     if tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id) or '0') <= A.read then -- by hand: no agent has read it
       node_touch(node_read(id))
     end
-    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
+    local cordon = size <= CORDON_BYTES and cjson.decode(redis.call('HGET', CORDONS, id))
+      or { reason = 'somebody wrote one of ' .. int(size) .. ' bytes' }
+    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cordon.reason)
   end
   local taken = booked(id)
   for _, device in ipairs(members[id].devices) do

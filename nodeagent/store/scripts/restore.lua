@@ -306,7 +306,8 @@ if A.uids and full then
   for _, uid in ipairs(A.uids) do
     there[uid] = true
   end
-  local stored = redis.call('HVALS', NAMES)
+  -- More than there are jobs (as in _beat.lua): none is removed before the names have been made anew.
+  local stored = redis.call('HLEN', NAMES) <= 65536 and redis.call('HVALS', NAMES) or {}
   table.sort(stored)
   for _, uid in ipairs(stored) do
     local job = not there[uid] and job_read(uid)
