@@ -263,7 +263,7 @@ class LocalLeaseProcess:
         reached, timing = self._store.reached, self.config.timing
         if reached is None:
             return None
-        renew, leave = load("renew_lease"), load("leave")
+        steps = {"renew": load("renew_lease"), "leave": load("leave"), "let_go": load("let_go")}
         return LeaseOrder(
             boot=self._boot, node=self._node, life=life, start=start, era=era,
             heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
@@ -272,7 +272,7 @@ class LocalLeaseProcess:
             patience=self.config.without_agent, grace=self.config.drain,
             prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
             server=Server(reached.path, reached.address, reached.port, self._login.greeting(), self._tls(reached)),
-            renew=StoreScript(renew.sha, renew.source), leave=StoreScript(leave.sha, leave.source), door=self._door,
+            **{name: StoreScript(step.sha, step.source) for name, step in steps.items()}, door=self._door,
         )  # fmt: skip
 
     def _tls(self, reached: Reached) -> Tls | None:

@@ -1,16 +1,17 @@
 """What the lease process does next: a state machine without I/O, clock or randomness; ``main`` and the simulation drive
 it.
 
-| state | the agent speaks | it is silent | renewed | refused | somebody waits for it |
+| state | the agent speaks | it is silent | renewed | refused | a job waits for it |
 |---|---|---|---|---|---|
-| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence: giving up |
-| stopping (workers end in order) | stop on | stop on | grant | lost | giving up |
+| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence: let it go |
+| stopping (workers end in order) | stop on | stop on | grant | lost | let it go |
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
 
 Stopping and giving up end with the lease given back, once no worker can run (the shims have reported it, or their time
-and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. Every deadline counts
-from *before* a renewal was sent.
+and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. So does letting go of one
+job (``withdrawals.py``), whose pod alone has no time until the store knows. Every deadline counts from *before* a
+renewal was sent.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from nodeagent.lease.grants import Grant
+from nodeagent.lease.grants import Grant, grant_key
 from nodeagent.lease.lending import Promises
 from nodeagent.lease.order import LeaseOrder
+from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawals
 
 State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
-Call = Literal["renew", "leave"]
+Call = Literal["renew", "leave", "let go"]
 FOREIGN = frozenset({"era", "unknown"})
 """Codes of refusals by a store that may have lost what this node knows."""
+NOBODY_WAITS: Mapping[str, int] = {}
 MOMENT = 0.001
 """Seconds after which something that was due is over."""
 NO_PROMISES = Promises("", float("-inf"), True, {})
@@ -45,8 +48,8 @@ class Departure(NamedTuple):
 
 
 class Core:
-    """One lease process. ``now`` is CLOCK_BOOTTIME in seconds. ``departure``: what an earlier one had decided;
-    ``granted``: the pods' records when this one started; ``renewed``: when the node's last good renewal was
+    """One lease process. ``now`` is CLOCK_BOOTTIME in seconds. ``departure`` and ``withdrawn``: what an earlier one had
+    decided; ``granted``: the pods' records when this one started; ``renewed``: when the node's last good renewal was
     sent, as far as an earlier one has written it."""
 
     def __init__(
@@ -55,10 +58,15 @@ class Core:
         departure: Departure | None = None,
         granted: Mapping[str, float] | None = None,
         renewed: float | None = None,
+        withdrawn: Withdrawals = NOTHING_WITHDRAWN,
     ) -> None:
         self.order: LeaseOrder | None = None
         self.departure = departure
         """Save it before the grants are written."""
+        self.withdrawn = withdrawn
+        """So this: and ask the store to let go of nothing before it is saved."""
+        self._lets_go_at = now
+        """When to ask the store next, after it has not answered."""
         self.away = ""
         """Why the last renewal was not answered; empty if it was."""
         self.renewed = 0.0
@@ -77,6 +85,7 @@ class Core:
         """Pods whose time is not the node's alone: lent by failsafe members, or granted before this process started."""
         self._next = now
         self._lost = self._left = False
+        self._named: tuple[Withdrawals, Mapping[str, str]] | None = None
         self._taken_back = departure is not None and departure.at_once
         """An earlier process took the pods' time back, and nobody knows any more how long it was."""
 
@@ -98,6 +107,8 @@ class Core:
         if order is None:
             self._until, self._own = 0.0, {}
             return
+        if self.withdrawn.life != order.life:
+            self.withdrawn = Withdrawals(order.life, {})
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
             self.departure = None
         if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
@@ -120,8 +131,9 @@ class Core:
         """The failsafe members of this pod's generation let it run on until then."""
         self._own[key] = max(until, self._own.get(key, 0.0))
 
-    def answered(self, sent: float, now: float, wanted: str) -> None:
-        """The store renewed the lease. ``wanted``: who waits for this node while its agent is silent."""
+    def answered(self, sent: float, now: float, waiting: Mapping[str, int] = NOBODY_WAITS) -> None:
+        """The store renewed the lease. ``waiting``: the jobs (uids) that wait for this node while its agent is silent,
+        each with the number of the generation that it holds."""
         order = self._require_order()
         if sent < self.renewed:
             return  # a later one has been answered
@@ -131,10 +143,13 @@ class Core:
         asks_from = self._agent_seen + order.lease + MOMENT
         if now < asks_from < self._next:  # somebody may wait for this node: not a heartbeat longer than must be
             self._next = asks_from
-        if wanted and self.asks(now) and self.state in ("holding", "stopping"):
-            self._depart(
-                now, True, f"its agent is silent for {now - self._agent_seen:.1f} s, and {wanted} waits for it"
-            )
+        if self.asks(now) and self.state in ("holding", "stopping"):
+            for uid, number in waiting.items():
+                self.withdrawn = self.withdrawn.begun(uid, number, now)
+
+    def let_go(self, uid: str, number: int) -> None:
+        """The store knows that nothing of this generation runs here."""
+        self.withdrawn = self.withdrawn.ended(uid, number)
 
     def unanswered(self, sent: float, now: float, why: str, code: str = "") -> None:
         """It did not answer, or not to the point. ``code``: of its refusal."""
@@ -143,7 +158,7 @@ class Core:
             return  # a later renewal has been answered
         self.away = why
         self._estranged = code in FOREIGN or (self._estranged and not code)
-        self._next = max(now + order.heartbeat / 4, sent + order.heartbeat)
+        self._next = self._lets_go_at = max(now + order.heartbeat / 4, sent + order.heartbeat)
 
     def refused(self, why: str) -> None:
         """This life holds no lease any more."""
@@ -172,7 +187,27 @@ class Core:
                 return "leave" if now >= max(self._next, self.promises.last(order.promise)) else None
             if self.departure is not None and self.departure.at_once:
                 return None
-        return "renew" if now >= self._next else None
+        if now >= self._next:
+            return "renew"
+        return "let go" if now >= self._lets_go_at and self.free_of(now, obeyed) else None
+
+    def free_of(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> tuple[str, int] | None:
+        """A job of which nothing can run here any more, to which nothing is promised, and of which the store does not
+        know that: its uid, and the number of the generation."""
+        order, pending = self._require_order(), self.withdrawn.pending
+        if not pending:
+            return None
+        answers = obeyed()
+        for uid, one in sorted(pending.items()):
+            has_ended = answers.get(grant_key(uid), now) >= one.at or now > one.at + order.fence + order.kill
+            if has_ended and now >= self.promises.end(uid, order.promise, False):
+                return uid, one.number
+        return None
+
+    @property
+    def awaits_shims(self) -> bool:
+        """Whether it waits for what shims report, which nobody says when."""
+        return self.state == "giving up" or (self.state in ("holding", "stopping") and bool(self.withdrawn.pending))
 
     def due(self) -> float:
         """When to look again, if nothing else happens."""
@@ -181,9 +216,14 @@ class Core:
     def grant(self, key: str) -> Grant:
         """What this pod's record must say now."""
         gone = self.departure if self.order is not None else None
-        if gone is not None and gone.at_once:
-            return Grant(0.0, gone.stop_before)
-        return Grant(max(self._until, self._own.get(key, 0.0)), gone.stop_before if gone is not None else 0.0)
+        stop_before = gone.stop_before if gone is not None else 0.0
+        uid = self._uids().get(key)
+        one = self.withdrawn.jobs[uid] if uid is not None else None
+        if one is not None:
+            stop_before = max(stop_before, one.at)
+        has_time = not (gone is not None and gone.at_once) and (one is None or one.over)
+        until = max(self._until, self._own.get(key, 0.0)) if has_time else 0.0
+        return Grant(until, stop_before, 0.0 if one is None else float(one.number))
 
     @property
     def until(self) -> float:
@@ -200,6 +240,12 @@ class Core:
         return self.state == "holding" and not (self._estranged and self.asks(now))
 
     # --- inside
+
+    def _uids(self) -> Mapping[str, str]:
+        """Of the pods that it has withdrawn from, by key."""
+        if self._named is None or self._named[0] is not self.withdrawn:
+            self._named = self.withdrawn, {grant_key(uid): uid for uid in self.withdrawn.jobs}
+        return self._named[1]
 
     def _depart(self, now: float, at_once: bool, why: str) -> None:
         order = self._require_order()

@@ -74,6 +74,8 @@ class Failsafe:
             return LoanAnswer(False, "the node that was asked knows no jobs yet")
         if core.state not in ("holding", "stopping"):
             return LoanAnswer(False, f"{order.node} is leaving", order.node, order.life)
+        if core.withdrawn.barred(ask.uid, ask.token[0]):
+            return LoanAnswer(False, f"{order.node} has let go of generation {ask.token[0]}", order.node, order.life)
         return answer(table, ask, now - core.last, order.heartbeat + order.timeout / 2)
 
     def _with(self, uid: str, now: float) -> Promises | None:
@@ -170,4 +172,5 @@ class Failsafe:
             return {}
         if self._core.state != "holding":
             return {}
-        return {uid: row for uid, row in table.jobs.items() if row.pod}
+        barred = self._core.withdrawn.barred
+        return {uid: row for uid, row in table.jobs.items() if row.pod and not barred(uid, row.token[0])}

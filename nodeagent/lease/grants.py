@@ -16,7 +16,13 @@ from typing import NamedTuple
 
 from nodeagent.osutil.linux import write_atomic
 
+try:
+    from _sha256 import sha256 as sha256  # type: ignore[import-not-found]  # noqa: PLC0414 (for peers.py, too)
+except ImportError:  # its name in later Pythons is another one; OpenSSL's would cost 3 MB
+    from hashlib import sha256 as sha256  # noqa: PLC0414
+
 _GRANT = struct.Struct("=dd")
+_BARRED = struct.Struct("=d")
 OBEYED_FORM = struct.Struct("=d")
 _FAR = 1e9
 """Seconds since the boot that no machine reaches: what says more is damaged."""
@@ -33,9 +39,16 @@ class Grant(NamedTuple):
     """Workers may run until then."""
     stop_before: float = 0.0
     """Workers that were started before then are to be stopped in order, with their job's grace."""
+    barred: float = 0.0
+    """The number of a generation: no workers of it, or of an older one, may be started."""
 
 
 NOTHING = Grant()
+
+
+def grant_key(uid: str) -> str:
+    """The name of the record of this job's pod."""
+    return str(sha256(uid.encode()).hexdigest()[:10])
 
 
 def grants_folder(run_dir: Path) -> Path:
@@ -55,7 +68,7 @@ def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
         if not parent.exists():
             parent.mkdir(parents=True)
             parent.chmod(0o755)  # whatever the umask
-    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False)
+    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)) + _barred(NOTHING), durable=False)
     file.chmod(0o644)
     write_atomic(answer, twice(OBEYED_FORM.pack(0.0)), durable=False, mode=0o600)
     if os.geteuid() == 0:
@@ -78,10 +91,12 @@ def grant_keys(folder: Path) -> list[str]:
 
 
 def write_grant(folder: Path, key: str, grant: Grant) -> None:
-    """Nothing happens where the pod has ended. Raises OSError."""
+    """Nothing happens where the pod has ended. What is barred is there before the time is, or is taken. Raises
+    OSError."""
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(folder / key, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            os.pwrite(fd, _barred(grant), 2 * _GRANT.size)
             os.pwrite(fd, twice(_GRANT.pack(grant.until, grant.stop_before)), 0)
         finally:
             os.close(fd)
@@ -111,9 +126,11 @@ class GrantReader:
 
     def read(self) -> Grant:
         """What is granted now; what was read before, if the record is damaged."""
-        found = read_twice(self.fd, _GRANT)
+        found, barred = read_twice(self.fd, _GRANT), read_twice(self.fd, _BARRED, 2 * _GRANT.size)
         if found is not None:
-            self._last = Grant(*found)
+            self._last = Grant(found[0], found[1], self._last.barred)
+        if barred is not None:
+            self._last = self._last._replace(barred=barred[0])
         return self._last
 
 
@@ -136,15 +153,19 @@ class GrantAnswer:
         self._logged = at
 
 
+def _barred(grant: Grant) -> bytes:
+    return twice(_BARRED.pack(grant.barred))
+
+
 def twice(data: bytes) -> bytes:
     """Two copies: a reader that meets a write half done sees that they differ."""
     return data + data
 
 
-def read_twice(fd: int, form: struct.Struct) -> tuple[float, ...] | None:
+def read_twice(fd: int, form: struct.Struct, at: int = 0) -> tuple[float, ...] | None:
     for _ in range(_TRIES):
         try:
-            data = os.pread(fd, 2 * form.size, 0)
+            data = os.pread(fd, 2 * form.size, at)
         except OSError:  # what a user has put in its place: a pipe, a folder
             return None
         if len(data) == 2 * form.size and data[: form.size] == data[form.size :]:

@@ -45,6 +45,7 @@ from nodeagent.lease.statefiles import (
     pulse_file,
     read_departure,
     read_pulse,
+    read_withdrawn,
     table_file,
     table_reader,
     take_lock,
@@ -56,7 +57,9 @@ from nodeagent.lease.statefiles import (
     write_promises,
     write_status,
     write_unannounced,
+    write_withdrawn,
 )
+from nodeagent.lease.withdrawals import jobs_and_numbers
 from nodeagent.osutil.linux import bind_private, boot_id, boottime
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
@@ -104,10 +107,13 @@ class Process:
         self._pulse = PulseWriter(self._folder)
         self._wake = _listen(wake_socket(self._folder))
         self._saved = read_departure(self._folder)
+        self._withdrawn = read_withdrawn(self._folder)
+        """As it was written."""
         now = boottime()
         self._pods = grant_keys(self._grants)
         granted = {key: read_grant_of(self._grants, key).until for key in self._pods}
-        self._core = Core(now, self._saved, granted, before.last if before is not None else None)
+        last = before.last if before is not None else None
+        self._core = Core(now, self._saved, granted, last, self._withdrawn)
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
         self._table = table_reader(self._folder, self._boot)
         self._peers: PeerPort | None = None
@@ -306,6 +312,12 @@ class Process:
             if call == "renew":
                 step = order.renew
                 arguments |= {"length": round(order.lease * 1000), "asks": core.asks(now)}
+            elif call == "let go":
+                free = core.free_of(now, self._obeyed)
+                if free is None or core.withdrawn != self._withdrawn:
+                    return
+                step = order.let_go
+                arguments |= {"uid": free[0], "number": free[1]}
             else:
                 assert core.departure is not None
                 step = order.leave
@@ -327,7 +339,10 @@ class Process:
         match answer.reply:
             case [1, str(clocks), str(waits)] if answer.call == "renew":
                 core.unannounced = unannounced(clocks)
-                core.answered(sent, now, waits)
+                core.answered(sent, now, jobs_and_numbers(waits))
+            case [1, str(text)] if answer.call == "let go":
+                for uid, number in jobs_and_numbers(text).items():
+                    core.let_go(uid, number)
             case [1] if answer.call == "leave":
                 core.gave_back()
             case [0, "lost", str(text)]:
@@ -349,6 +364,12 @@ class Process:
                 self._saved = core.departure
             except OSError as error:
                 self._complain("that this life goes cannot be written down", error)
+        if core.withdrawn != self._withdrawn:
+            try:
+                write_withdrawn(self._folder, core.withdrawn)
+                self._note_withdrawals()
+            except OSError as error:
+                self._complain("that this node lets go of a job cannot be written down", error)
         self._show_grants()
         try:
             self._pulse.beat(Pulse(boottime(), core.renewed, core.until, core.last))
@@ -357,6 +378,13 @@ class Process:
             self._publish_bridged()
         except OSError as error:
             self._complain("its state cannot be written", error)
+
+    def _note_withdrawals(self) -> None:
+        before, self._withdrawn = self._withdrawn, self._core.withdrawn
+        for uid, one in self._withdrawn.jobs.items():
+            if before.jobs.get(uid) != one:
+                what = "nothing runs, and the store knows" if one.over else "its agent is silent, and the job waits"
+                note(f"lets go of generation {one.number} of job {uid}: {what}")
 
     def _show_grants(self) -> None:
         if self._look_for_pods:
@@ -424,8 +452,10 @@ class Process:
         order, now, links = self._core.order, boottime(), self._links
         left = self._core.due() - now
         turn = min(TURN, order.heartbeat) if order is not None else TURN
-        if left <= 0:  # what is waited for are the shims, the store, or another order
-            left = turn / 4 if self._core.state == "giving up" else turn
+        if self._core.awaits_shims:
+            left = turn / 4
+        elif left <= 0:  # what is waited for is the store, or another order
+            left = turn
         left = min(left, max(0.0, self._failsafe.due() - now))
         files = {self._wake.fileno(): select.POLLIN}
         if self._peers is not None and self._peers.fileno() >= 0:

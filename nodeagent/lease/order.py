@@ -82,7 +82,12 @@ class LeaseOrder(NamedTuple):
     server: Server
     renew: StoreScript
     leave: StoreScript
+    let_go: StoreScript
     door: LeasePort
+
+
+STEPS = ("renew", "leave", "let_go")
+"""Fields of an order that are scripts."""
 
 
 def order_file(folder: Path) -> Path:
@@ -93,7 +98,7 @@ def write_order(folder: Path, order: LeaseOrder) -> None:
     """Raises OSError."""
     server = order.server
     plain = server._asdict() | {"tls": None if server.tls is None else server.tls._asdict()}
-    steps = {"renew": order.renew._asdict(), "leave": order.leave._asdict()}
+    steps = {name: getattr(order, name)._asdict() for name in STEPS}
     data = order._asdict() | {"server": plain, "door": order.door._asdict()} | steps
     write_atomic(order_file(folder), json.dumps(data), durable=False)
 
@@ -111,7 +116,7 @@ def read_order(folder: Path, boot: str) -> LeaseOrder | None:
     tls = server.pop("tls")
     greeting = tuple(tuple(words) for words in server.pop("greeting"))
     place = Server(**server, greeting=greeting, tls=None if tls is None else Tls(**tls))
-    renew, leave = StoreScript(**data.pop("renew")), StoreScript(**data.pop("leave"))
+    data |= {name: StoreScript(**data.pop(name)) for name in STEPS}
     door = data.pop("door")
     first, last = door.pop("ports")
-    return LeaseOrder(**data, server=place, renew=renew, leave=leave, door=LeasePort(**door, ports=(first, last)))
+    return LeaseOrder(**data, server=place, door=LeasePort(**door, ports=(first, last)))

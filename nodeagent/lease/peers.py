@@ -15,13 +15,9 @@ from _operator import _compare_digest as same
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from nodeagent.lease.grants import sha256
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
-
-try:
-    from _sha256 import sha256  # type: ignore[import-not-found]
-except ImportError:  # its name in later Pythons is another one; OpenSSL's would cost 3 MB
-    from hashlib import sha256
 
 MOST_BYTES = 8192
 """Of a datagram."""

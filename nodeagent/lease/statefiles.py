@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
+from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
 from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
@@ -191,6 +192,22 @@ def read_departure(folder: Path) -> Departure | None:
     """None also for one that another version wrote. Raises OSError where there is no looking."""
     data = _read(folder / "departure.json")
     return None if data is None or data.keys() != set(Departure._fields) else Departure(**data)
+
+
+# --- what is taken back
+
+
+def write_withdrawn(folder: Path, withdrawn: Withdrawals) -> None:
+    """Raises OSError."""
+    write_atomic(folder / "withdrawn.json", json.dumps(withdrawn._asdict()), durable=False)
+
+
+def read_withdrawn(folder: Path) -> Withdrawals:
+    """None also of what another version wrote. Raises OSError where there is no looking."""
+    data = _read(folder / "withdrawn.json")
+    if data is None or data.keys() != set(Withdrawals._fields):
+        return NOTHING_WITHDRAWN
+    return Withdrawals(data["life"], {uid: Withdrawal(*one) for uid, one in data["jobs"].items()})
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ answers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.lease.grants import grant_key
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.osutil.linux import short, write_atomic
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
@@ -108,7 +108,7 @@ def run_folder(run_dir: Path, uid: str) -> Path:
 
 def folder_name(uid: str) -> str:
     """Of a pod's run folder."""
-    return hashlib.sha256(uid.encode()).hexdigest()[:10]
+    return grant_key(uid)
 
 
 def state_folder(state_dir: Path, uid: str) -> Path:

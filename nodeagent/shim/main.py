@@ -285,6 +285,8 @@ class Shim:
             gang.refused, gang.fenced = "the order to start came too late", True
         elif boottime() >= grant.until:
             gang.refused, gang.fenced = "nobody has granted this pod time", True
+        elif token["number"] <= grant.barred:
+            gang.refused, gang.fenced = "the node has let go of this generation", True
         elif not fit:
             gang.refused = self.preparation.reason
         if gang.refused:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 
+from nodeagent.lease.withdrawals import jobs_and_numbers
 from nodeagent.model.job import BudgetEntry, Control, Desired, JobRecord, Phase, Quota
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
@@ -182,8 +183,8 @@ class Bench:
 
     async def renew(
         self, node: str, length: int = LONG, *, life: str = "", era: str | None = None, asks: bool = False
-    ) -> str:
-        """As its lease process does: who waits for the node."""
+    ) -> Mapping[str, int]:
+        """As its lease process does: the jobs that wait for the node, with the generation that it holds."""
         era = await self.era() if era is None else era
         waits = (await renew_lease(self.calls, node, life or self.lives[node].life, era, length, asks=asks)).waits
         await self._shortened(length)
@@ -194,6 +195,12 @@ class Bench:
         if length < 1000 * self.timing.lease:
             async with self.calls.link() as link:
                 await link.ask("HSET", f"{self.calls.prefix}meta", "floor", "0")
+
+    async def let_go(self, node: str, uid: str, number: int, *, life: str = "", era: str = "") -> Mapping[str, int]:
+        """As its lease process does: what the store has taken for let go."""
+        about = {"node": node, "life": life or self.lives[node].life, "era": era or await self.era()}
+        (text,) = await self.calls.step("let_go", about | {"uid": uid, "number": number})
+        return jobs_and_numbers(str(text))
 
     async def leave(self, node: str, why: str, era: str = "") -> None:
         """As its lease process does."""

@@ -11,14 +11,15 @@ from typing import NamedTuple
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import LoanRow, Promises
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse, unannounced
+from nodeagent.lease.withdrawals import jobs_and_numbers
 from nodeagent.store.calls import Calls
 
 
 class Renewed(NamedTuple):
     """A good renewal's reply."""
 
-    waits: str
-    """Who waits for the node, if its agent is silent; empty if nobody does."""
+    waits: Mapping[str, int]
+    """The jobs (uids) that wait for the node, if its agent is silent, with the generation that it holds."""
     unannounced: int
     """The newest revision that woke nobody."""
 
@@ -27,7 +28,7 @@ async def renew_lease(calls: Calls, node: str, life: str, era: str, length: int,
     """Renew for ``length`` ms. ``asks``: its agent is silent. Raises what steps raise."""
     about: dict[str, object] = {"node": node, "life": life, "era": era, "length": length, "asks": asks}
     clocks, waits = await calls.step("renew_lease", about)
-    return Renewed(str(waits), unannounced(str(clocks)))
+    return Renewed(jobs_and_numbers(str(waits)), unannounced(str(clocks)))
 
 
 async def era_of(calls: Calls) -> str:

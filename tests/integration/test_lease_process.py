@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from nodeagent.lease.grants import NOTHING, GrantReader
+from nodeagent.lease.grants import NOTHING, Grant, GrantReader, grant_key, write_grant
 from nodeagent.lease.order import LeaseOrder, order_file
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.job import JobEvent
+from nodeagent.model.world import Generation
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
-from tests.contract.bench import Bench
+from tests.contract.bench import Bench, generation
 from tests.descriptors import few_files_of
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, until, yard
@@ -58,6 +59,9 @@ class World:
     async def lease(self) -> float:
         """When it ends, in served milliseconds."""
         return float(str(await ask(self.server, "ZSCORE", f"na:{{{CLUSTER}}}:lease", NODE) or 0))
+
+    async def generation(self, uid: str) -> Generation:
+        return generation(await self.bench.job(uid, "n2"))
 
     async def events(self) -> tuple[JobEvent, ...]:
         return await self.store.events("0-0", 100)
@@ -296,15 +300,45 @@ async def test_an_order_that_could_not_be_read_for_a_moment_is_read_again(world:
 # --- who waits
 
 
-async def test_a_silent_agents_node_is_given_up_when_somebody_waits_for_it(world: World, node: Node) -> None:
+async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_other(world: World, node: Node) -> None:
     await world.bench.up("n2")
     job = await world.bench.active(await world.bench.submit(), NODE, "n2")
+    key = grant_key(job.uid)
+    node.add(key)
     world.begin(lease=0.5, promise=0.5)
-    await node.renewed_again()
+    await node.until(lambda: node.grant(key).until > boottime())
     await world.bench.propose(job, "n2")
-    await node.until(lambda: node.grant().until == 0.0)
-    assert await node.ended() == 0
-    assert node.status.why.endswith("and job train waits for it")
+    with Watcher(node) as other:
+        await node.until(lambda: node.grant(key).barred == 1.0)
+        assert node.grant(key).until == 0.0
+        await node.renewed_again()
+        assert NODE in (await world.generation(job.uid)).holders, "its shim has not said that nothing runs"
+        node.obey(node.grant(key).stop_before, key)
+        await node.until(lambda: node.grant(key).until > boottime())
+        assert node.grant(key).barred == 1.0
+        assert (await world.generation(job.uid)).holders.keys() == {"n2"}
+    assert other.looks and not other.over
+    assert (node.status.state, node.grant().barred) == ("holding", 0.0)
+    assert f"lets go of generation 1 of job {job.uid}: its agent is silent, and the job waits" in node.log
+
+
+async def test_no_restart_takes_back_that_a_job_is_let_go(world: World, node: Node) -> None:
+    await world.bench.up("n2")
+    job = await world.bench.active(await world.bench.submit(), NODE, "n2")
+    key = grant_key(job.uid)
+    node.add(key)
+    world.begin(lease=0.5, promise=0.5)
+    await node.until(lambda: node.grant(key).until > boottime())
+    await world.bench.propose(job, "n2")
+    await node.until(lambda: node.grant(key).barred == 1.0)
+    node.kill()
+    write_grant(node.grants, key, Grant(boottime() + 1.0))  # as if it had died before it wrote that
+    node.start()
+    await node.until(lambda: node.grant(key).barred == 1.0)
+    assert node.grant(key).until == 0.0
+    node.obey(node.grant(key).stop_before, key)
+    await node.until(lambda: node.grant(key).until > boottime())
+    assert (await world.generation(job.uid)).holders.keys() == {"n2"}
 
 
 async def test_who_only_misses_a_silent_agents_acknowledgement_takes_nothing_from_its_node(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.lease.grants import NOTHING, grant_keys, write_grant
+from nodeagent.lease.grants import NOTHING, Grant, grant_keys, write_grant
 from nodeagent.model.jobspec import Hooks
 from nodeagent.osutil.linux import boottime, is_running
 from nodeagent.pods.folder import folder_name
@@ -54,6 +54,18 @@ async def test_time_that_is_taken_back_ends_the_workers(tmp_path: Path) -> None:
         refused = await bench.until(lambda s: s.generation == token(2) and s.refused)
         assert "nobody has granted this pod time" in refused.refused
         bench.grant()
+        await bench.run_another(3)
+
+
+async def test_of_what_is_barred_nothing_starts_and_what_is_newer_does(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        (tmp_path / "t.py").write_text(SLEEPER)
+        await bench.ready(make_spec((PYTHON, "t.py"), bench.root, fork_server=False))
+        (key,) = grant_keys(bench.grants)
+        write_grant(bench.grants, key, Grant(boottime() + 600.0, 0.0, 2.0))
+        bench.host.start(UID, bench.order(2))
+        refused = await bench.until(lambda s: s.generation == token(2) and s.refused)
+        assert (refused.refused, refused.fenced) == ("the node has let go of this generation", True)
         await bench.run_another(3)
 
 

@@ -14,6 +14,7 @@ from nodeagent.lease.links import MOST_LINKS
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 from nodeagent.lease.peers import Message
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
+from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, jobs_and_numbers
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreError, StoreRefusedError, StoreUnavailableError
@@ -43,6 +44,11 @@ class LeaseSteps:
     async def leave(self, order: LeaseOrder, why: str) -> None:
         about = {"node": order.node, "life": order.life, "start": order.start, "era": order.era, "why": why}
         await self._calls.step("leave", about)
+
+    async def let_go(self, order: LeaseOrder, uid: str, number: int) -> dict[str, int]:
+        about = {"node": order.node, "life": order.life, "era": order.era, "uid": uid, "number": number}
+        (text,) = await self._calls.step("let_go", about)
+        return jobs_and_numbers(str(text))
 
 
 class SimLease:
@@ -74,6 +80,7 @@ class SimLease:
         self._replied = asyncio.Event()
         self.order: LeaseOrder | None = None
         self.departure: Departure | None = None
+        self.withdrawn = NOTHING_WITHDRAWN
         self.table: Table | None = None
         self.promises: Promises | None = None
         self.bridged = NOT_BRIDGED
@@ -99,7 +106,7 @@ class SimLease:
         now = self.clock.now()
         granted = {folder_name(uid): grant.until for uid, grant in self.machine.grants.items()}
         self.promises = self.promises or Promises("", now, self.order is None, {})
-        self.core = Core(now, self.departure, granted, self._renewed)
+        self.core = Core(now, self.departure, granted, self._renewed, self.withdrawn)
         self._failsafe = Failsafe(self.core, self.promises, lambda: f"{self._rng.getrandbits(64):x}")
         self._answering, self._end.dead, self.bridged = asyncio.Lock(), False, NOT_BRIDGED
         self._do(self._run(self.core))
@@ -128,6 +135,7 @@ class SimLease:
         """Its files are gone with it."""
         self.end()
         self.order = self.departure = self.table = self.promises = self._renewed = None
+        self.withdrawn = NOTHING_WITHDRAWN
 
     async def _run(self, core: Core) -> None:
         while True:
@@ -135,20 +143,26 @@ class SimLease:
             if self.order is None or (core.order is not None and core.order[:5] != self.order[:5]):
                 self._hang_up()  # what an earlier order asked for grants a later one nothing
             core.take(self.clock.now(), self.order)
-            call = core.look(self.clock.now(), lambda: {uid: pod.obeyed for uid, pod in self.machine.pods.items()})
+            call = core.look(self.clock.now(), self._obeyed)
             if call is not None and core.order is not None:
                 await self._ask(core, core.order, call)
             self._write(core)
             wait = self.clock.true_delay(core.due()) if core.state in ("holding", "stopping", "giving up") else 60.0
+            turn = self._timing.heartbeat / (4 if core.awaits_shims else 1)
             try:
-                async with asyncio.timeout(min(max(wait, 0.001), self._timing.heartbeat)):
+                async with asyncio.timeout(min(max(wait, 0.001), turn)):
                     await self._words.wait()
             except TimeoutError:
                 pass
             self._words.clear()
 
+    def _obeyed(self) -> dict[str, float]:
+        return {folder_name(uid): pod.obeyed for uid, pod in self.machine.pods.items()}
+
     async def _ask(self, core: Core, order: LeaseOrder, call: str) -> None:
         """Until there is an answer, or this one is late: then it is listened to still, beside the next one."""
+        if call == "let go":
+            self._write(core)  # what it has decided is on the disk before it asks
         if len(self._asked) == MOST_LINKS:
             self._asked.pop(0).cancel()
         sent = self.clock.now()
@@ -167,10 +181,14 @@ class SimLease:
     async def _question(self, core: Core, order: LeaseOrder, call: str, sent: float) -> None:
         """One, on a link of its own; what comes of it counts if it is the first, or if it is not late."""
         renewed: Renewed | None = None
+        gone = dict[str, int]()
         error: StoreError | None = None
         try:
             if call == "renew":
                 renewed = await self._steps.renew(order, core.asks(sent))
+            elif call == "let go":
+                free = core.free_of(sent, self._obeyed)
+                gone = await self._steps.let_go(order, *free) if free is not None else {}
             else:
                 assert core.departure is not None
                 await self._steps.leave(order, core.departure.why)
@@ -192,6 +210,9 @@ class SimLease:
         if renewed is not None:
             core.unannounced = renewed.unannounced
             core.answered(sent, now, renewed.waits)
+        elif error is None and call == "let go":
+            for uid, number in gone.items():
+                core.let_go(uid, number)
         elif error is None:
             core.gave_back()
         elif isinstance(error, StoreRefusedError) and error.code == "lost":
@@ -262,7 +283,7 @@ class SimLease:
         await self.gate.passed()
 
     def _write(self, core: Core) -> None:
-        self.departure, self._renewed = core.departure, core.last
+        self.departure, self.withdrawn, self._renewed = core.departure, core.withdrawn, core.last
         if core.state in ("holding", "stopping", "giving up"):
             for uid in self.machine.pods:
                 if (grant := core.grant(folder_name(uid))) != self.machine.grants.get(uid):
@@ -281,7 +302,7 @@ class SimLease:
             lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
             timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
             patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
-            server=_NOWHERE, renew=_NONE, leave=_NONE, door=_DOOR,
+            server=_NOWHERE, renew=_NONE, leave=_NONE, let_go=_NONE, door=_DOOR,
         )  # fmt: skip
         if order != self.order:
             self.order = order

@@ -711,6 +711,10 @@ class SimMachine:
         pod.ranks, pod.pids, pod.env = (), (), order.environments
         pod.places, pod.ready, pod.dropped = order.places, [], set()
         pod.started = self.clock.now()
+        if order.token.number <= self.grants.get(uid, NOTHING).barred:
+            pod.refused, pod.phase, pod.fenced = "the node has let go of this generation", "exited", True
+            self.touch()
+            return
         if pod.started >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
             self.touch()

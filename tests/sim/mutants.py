@@ -23,7 +23,7 @@ from nodeagent.agent.pace import WakePace
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.verifier import AdmissionVerifier, _Judged
 from nodeagent.lease import lending
-from nodeagent.lease.core import Core, Departure
+from nodeagent.lease.core import NO_PROMISES, Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
 from nodeagent.lease.failsafe import Question
 from nodeagent.lease.grants import Grant
@@ -64,7 +64,7 @@ from tests.sim.virtual import run_virtual
 Provocation = Callable[[SimCluster], Awaitable[None]]
 Mutate = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(1, 9)
-SIZES: dict[Provocation, int] = {provocations.a_large_gang_forms_again: 40}
+SIZES: dict[Provocation, int] = {provocations.a_large_gang_forms_again: 40, provocations.lets_go_after_it_lent: 8}
 """Nodes of the provocations that need more than ``FEW``."""
 FEW = 4
 
@@ -399,6 +399,31 @@ def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
         real(core, now, None, *more)
 
     patch.setattr(Core, "__init__", begin)
+
+
+def lets_go_with_promises(patch: pytest.MonkeyPatch) -> None:
+    """A lease process lets a job go whose members may still run on the time that it has lent them."""
+    real = Core.free_of
+
+    def free_of(core: Core, now: float, obeyed: Callable[[], Mapping[str, float]]) -> tuple[str, int] | None:
+        promises, core.promises = core.promises, NO_PROMISES
+        try:
+            return real(core, now, obeyed)
+        finally:
+            core.promises = promises
+
+    patch.setattr(Core, "free_of", free_of)
+
+
+def takes_the_time_of_all(patch: pytest.MonkeyPatch) -> None:
+    """Where one job waits, the time of every pod is taken back."""
+    real = Core.grant
+
+    def grant(core: Core, key: str) -> Grant:
+        granted = real(core, key)
+        return granted._replace(until=0.0) if core.withdrawn.pending else granted
+
+    patch.setattr(Core, "grant", grant)
 
 
 def marks_lost_unnoticed(patch: pytest.MonkeyPatch) -> None:
@@ -766,6 +791,8 @@ MUTANTS = (
     Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
     Mutant(ends_not_remembered, provocations.forged_and_stolen),
     Mutant(leaves_before_its_workers_are_gone, provocations.wakes_when_it_was_given_up),
+    Mutant(lets_go_with_promises, provocations.lets_go_after_it_lent),
+    Mutant(takes_the_time_of_all, provocations.one_of_two_jobs_waits_for_a_stuck_node),
     Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
     Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(every_renewal_is_a_usual_one, provocations.the_store_goes_back_while_agents_are_dead),

@@ -28,10 +28,10 @@ def there(cluster: SimCluster, node: Node) -> bool:
 STEPS: dict[str, Callable[[SimCluster, Node], bool]] = {
     "silent": lambda _c, node: node.lease.core is not None and node.lease.core.asks(node.clock.now()),
     "waited for": lambda c, _node: c.job("j").phase == "forming",
-    "decided": lambda _c, node: node.lease.departure is not None,
-    "its time taken back": lambda _c, node: node.lease.departure is not None and node.machine.grants[UID].until == 0,
+    "decided": lambda _c, node: UID in node.lease.withdrawn.jobs,
+    "its time taken back": lambda _c, node: node.machine.grants[UID].barred > 0 and node.machine.grants[UID].until == 0,
     "stopped": lambda _c, node: ended(node),
-    "left": lambda c, node: c.server.state.nodes[node.name].left,
+    "let go": lambda c, node: node.name not in c.job("j").generation.holders,  # type: ignore[union-attr]
     "formed again": lambda c, _node: c.job("j").restarts == 1 and c.job("j").phase == "running",
 }
 

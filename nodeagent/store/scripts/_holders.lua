@@ -142,19 +142,23 @@ local function retire(node, lives_on, but)
   end
 end
 
--- Names a job that cannot go on before this life of the node has answered or has gone, in a few words; or nil. One that
--- only misses its acknowledgement goes on without it: the node is mute.
-local function who_waits_for(node, life)
-  local uids = {}
+-- The jobs that cannot go on before this life of the node has let go of them, as words: uid and number of the generation
+-- that it holds; or ''. A node has few, and the next call names those that this one has left out. A job that only misses
+-- its acknowledgement goes on without it: the node is mute.
+local function jobs_that_wait(node, life)
+  local MOST = 16
+  local uids, words = {}, {}
   for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
     uids[uid] = true
   end
   for _, uid in ipairs(sorted_keys(uids)) do
-    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'holder:' .. node)
-    if found[2] and cjson.decode(found[2]).life == life then
-      return 'job ' .. (found[1] or uid)
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'holder:' .. node, 'active_number')
+    if #words < 2 * MOST and found[1] and found[2] and cjson.decode(found[1]).life == life then
+      words[#words + 1] = uid
+      words[#words + 1] = found[2]
     end
   end
+  return table.concat(words, ' ')
 end
 
 -- The first node that may still run workers of an ended job, or lend them time; or nil.

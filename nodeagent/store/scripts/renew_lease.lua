@@ -1,5 +1,5 @@
--- renew_lease: node, life, era, length, asks (its agent is silent). Replies "served unannounced" and a job that waits for
--- this node. A node whose agent is silent is marked as `mute`, until a beat or a join of its agent.
+-- renew_lease: node, life, era, length, asks (its agent is silent). Replies "served unannounced" and the jobs that wait
+-- for this node. A node whose agent is silent is marked as `mute`, until a beat or a join of its agent.
 -- Its cost does not depend on the number of nodes or jobs. It does not compare views: if the store lost writes, or went
 -- back to older ones, the agents restore them first, and until then this step renews nothing.
 local found = redis.call('HMGET', P .. 'node:' .. A.node, 'life', 'lost', 'left', 'mute')
@@ -16,10 +16,6 @@ if A.era ~= meta.era then
   return refuse('era', 'the store may have lost writes: its agents must agree on what it has first')
 end
 redis.call('ZADD', LEASE, int(served + A.length), A.node)
-local waits = ''
-if A.asks then
-  waits = who_waits_for(A.node, A.life) or ''
-end
 local node = A.asks and found[4] ~= '1' and served >= recover and as_written(A.node) and node_read(A.node)
 if node then
   local silent = copied(node)
@@ -28,4 +24,4 @@ if node then
   event({ kind = 'AgentSilent', node = A.node, by = A.node,
     text = 'the agent of node ' .. A.node .. ' is silent: the node gets no new work until it speaks again' })
 end
-return { 1, int(served) .. ' ' .. (meta.unannounced or '0'), waits }
+return { 1, int(served) .. ' ' .. (meta.unannounced or '0'), A.asks and jobs_that_wait(A.node, A.life) or '' }

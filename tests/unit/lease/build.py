@@ -16,6 +16,7 @@ ORDER = LeaseOrder(
     boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
     timeout=0.5, failsafe=1.0, failsafe_limit=1000.0, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
     server=Server("", "127.0.0.1", 6379, (), None), renew=StoreScript("", ""), leave=StoreScript("", ""),
+    let_go=StoreScript("", ""),
     door=LeasePort("10.0.0.1", (29400, 29899), "73656372657421"),
 )  # fmt: skip
 UID, TOKEN = "u-1", (4, "g4")

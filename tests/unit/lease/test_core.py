@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from nodeagent.lease.core import Core, Departure
-from nodeagent.lease.grants import NOTHING, Grant
+from nodeagent.lease.grants import NOTHING, Grant, grant_key
+from nodeagent.lease.lending import Promises
+from nodeagent.lease.withdrawals import Withdrawal, Withdrawals
 from tests.unit.lease.build import ORDER
 
-POD = "p1"
-GIVEN_UP = ORDER.lease
+UID = "u-1"
+POD = grant_key(UID)
+ASKS = ORDER.lease
 
 
 class Run:
@@ -29,11 +32,11 @@ class Run:
     def look(self) -> str | None:
         return self.core.look(self.now, lambda: {POD: self.obeyed})
 
-    def renew(self, wanted: str = "") -> None:
-        """One that is answered after 50 ms."""
+    def renew(self, **waiting: int) -> None:
+        """One that is answered after 50 ms. ``waiting``: jobs by uid, with the generation that they wait for."""
         assert self.look() == "renew"
         self.now += 0.05
-        self.core.answered(self.now - 0.05, self.now, wanted)
+        self.core.answered(self.now - 0.05, self.now, waiting)
 
     def speak(self) -> None:
         self.core.agent_seen(self.now)
@@ -59,10 +62,22 @@ def stopping() -> Run:
 
 
 def giving_up() -> Run:
-    """Its workers had time until 101.9 after the stop began."""
+    """Its shim has stopped its workers, which had time for another 1.95 s."""
     run = stopping()
-    run.renew(wanted="job a")
+    run.renew()
+    run.obeyed = run.grant.stop_before
+    assert run.look() is None
     assert run.state == "giving up"
+    return run
+
+
+def letting_go(**changes: Any) -> Run:
+    """A job waits for generation 4, and its agent has been silent for a lease; its workers had time until then."""
+    run = Run(**changes)
+    run.renew()
+    run.go(ASKS)
+    run.renew(**{UID: 4})
+    assert run.core.withdrawn == Withdrawals("l1", {UID: Withdrawal(4, run.now)})
     return run
 
 
@@ -91,16 +106,16 @@ def test_time_is_granted_from_when_the_renewal_was_sent() -> None:
 
 def test_an_answer_that_came_late_is_followed_by_the_next_renewal_at_once() -> None:
     run = Run()
-    run.core.answered(run.now, run.now + 5, "")
+    run.core.answered(run.now, run.now + 5)
     assert run.core.due() == run.now + 5
 
 
 def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> None:
     run = Run()
     run.core.unanswered(100.0, 100.5, "silence")
-    run.core.answered(100.6, 100.7, "")
+    run.core.answered(100.6, 100.7)
     before = run.grant, run.core.due(), run.core.last
-    run.core.answered(100.0, 100.8, "")
+    run.core.answered(100.0, 100.8)
     run.core.unanswered(100.0, 100.9, "it lost writes", "era")
     assert (run.grant, run.core.due(), run.core.last) == before
     assert run.core.away == ""
@@ -135,8 +150,8 @@ def test_while_the_agent_speaks_it_holds_on() -> None:
     for _ in range(200):
         run.go(0.5)
         run.speak()
-        run.renew(wanted="job a")
-    assert (run.state, run.grant.stop_before) == ("holding", 0.0)
+        run.renew(**{UID: 4})
+    assert (run.state, run.grant.stop_before, run.core.withdrawn.jobs) == ("holding", 0.0, {})
 
 
 def test_an_agent_that_is_silent_for_long_has_its_workers_stopped_in_order() -> None:
@@ -157,43 +172,28 @@ def test_one_without_workers_gives_back_at_once_when_its_agent_was_silent_for_lo
     assert core.look(131.0, dict) == "leave"
 
 
-@pytest.mark.parametrize("silent", [GIVEN_UP - 0.1, GIVEN_UP + 0.1])
-def test_a_node_is_given_up_when_somebody_waits_for_it_after_a_lease_of_silence(silent: float) -> None:
-    run = Run()
-    run.go(silent - 0.05)
-    run.renew(wanted="job a")
-    if silent < GIVEN_UP:
-        assert run.state == "holding"
-        assert not run.core.asks(run.now)
-    else:
-        assert run.core.asks(run.now)
-        assert (run.state, run.grant) == ("giving up", Grant(0.0, run.now))
-        assert run.core.departure is not None
-        assert run.core.departure.why == "its agent is silent for 3.1 s, and job a waits for it"
-
-
 def test_it_asks_who_waits_for_it_as_soon_as_its_agent_was_silent_for_a_lease() -> None:
     run = Run()
-    run.go(GIVEN_UP - 0.3)
+    run.go(ASKS - 0.3)
     run.renew()
-    assert 100 + GIVEN_UP < run.core.due() < 100 + GIVEN_UP + 0.01, "in the middle of a heartbeat"
-    assert not run.core.asks(100 + GIVEN_UP)
+    assert 100 + ASKS < run.core.due() < 100 + ASKS + 0.01, "in the middle of a heartbeat"
+    assert not run.core.asks(100 + ASKS)
     run.now = run.core.due()
     assert run.core.asks(run.now)
-    run.renew("job a")
-    assert run.state == "giving up"
+    run.renew(**{UID: 4})
+    assert UID in run.core.withdrawn.jobs
     spoken = Run()
-    spoken.go(GIVEN_UP - 0.3)
+    spoken.go(ASKS - 0.3)
     spoken.speak()
     spoken.renew()
-    assert spoken.core.due() == 100 + GIVEN_UP - 0.3 + ORDER.heartbeat
+    assert spoken.core.due() == 100 + ASKS - 0.3 + ORDER.heartbeat
 
 
-def test_nobody_is_given_up_for_nobody() -> None:
+def test_nothing_is_let_go_for_nobody() -> None:
     run = Run()
-    run.go(GIVEN_UP + 1)
+    run.go(ASKS + 1)
     run.renew()
-    assert run.state == "holding"
+    assert (run.state, run.core.withdrawn.jobs) == ("holding", {})
 
 
 def test_a_life_that_holds_no_lease_any_more_is_lost() -> None:
@@ -228,8 +228,12 @@ def test_who_waits_need_not_wait_for_an_orderly_stop() -> None:
     assert (run.grant.until, run.core.until) == (0.0, 0.0)
     run = stopping()
     run.speak()
-    run.renew(wanted="job a")
-    assert run.state == "stopping", "its agent is there"
+    run.renew(**{UID: 4})
+    assert run.grant.until > run.now, "its agent is there"
+    run = stopping()
+    run.renew(**{UID: 4})
+    assert (run.state, run.grant) == ("stopping", Grant(0.0, run.now, 4.0))
+    assert run.core.grant("another").until > run.now
 
 
 def test_stopping_and_refused_is_lost() -> None:
@@ -280,7 +284,9 @@ def test_time_that_failsafe_members_lent_counts_as_well_but_no_longer_than_a_fen
     run = stopping()
     run.core.lend(POD, run.now + ORDER.fence - 0.5)
     run.core.lend("another", run.now + 100)
-    run.renew(wanted="job a")
+    run.renew()
+    run.obeyed = run.grant.stop_before
+    assert run.look() is None
     stop = run.grant.stop_before
     assert run.core.grant("another").until == 0.0
     run.now = stop + ORDER.fence + ORDER.kill
@@ -334,6 +340,129 @@ def test_what_is_lost_stays_so_until_there_is_a_new_life() -> None:
     assert (run.state, run.grant, run.core.away, run.core.renewed) == ("holding", NOTHING, "", 0.0)
     run.speak()
     assert run.look() == "renew"
+
+
+# --- letting go of one job
+
+
+@pytest.mark.parametrize("silent", [ASKS - 0.1, ASKS + 0.1])
+def test_a_jobs_time_is_taken_back_when_it_waits_after_a_lease_of_silence_and_no_other_jobs(silent: float) -> None:
+    run = Run()
+    run.go(silent - 0.05)
+    run.renew(**{UID: 4})
+    if silent < ASKS:
+        assert not run.core.asks(run.now)
+        assert run.grant == Grant(run.now - 0.05 + ORDER.fence)
+    else:
+        assert run.core.asks(run.now)
+        assert run.grant == Grant(0.0, run.now, 4.0)
+    assert run.core.grant("another") == Grant(run.now - 0.05 + ORDER.fence)
+    assert (run.state, run.core.departure) == ("holding", None)
+
+
+def test_a_job_is_let_go_when_its_shim_says_that_nothing_runs() -> None:
+    run = letting_go()
+    assert run.core.awaits_shims
+    assert run.look() is None
+    run.obeyed = run.grant.stop_before
+    assert run.look() == "let go"
+    assert run.core.free_of(run.now, lambda: {POD: run.obeyed}) == (UID, 4)
+    run.core.let_go(UID, 4)
+    assert (run.look(), run.core.awaits_shims) == (None, False)
+    assert run.grant == Grant(run.now - 0.05 + ORDER.fence, run.obeyed, 4.0), "for newer generations it has time again"
+
+
+def test_a_job_is_let_go_when_its_time_is_over_whatever_its_shim_says() -> None:
+    run = letting_go()
+    end = run.now + ORDER.fence + ORDER.kill
+    while run.now <= end:
+        if run.look() == "renew":
+            run.core.answered(run.now, run.now, {UID: 4})
+        assert run.core.free_of(run.now, lambda: {POD: 0.0}) is None
+        assert run.grant.until == 0.0
+        run.go(0.1)
+    assert run.core.free_of(run.now, lambda: {POD: 0.0}) == (UID, 4)
+
+
+def test_one_without_a_pod_here_is_let_go_at_once() -> None:
+    run = letting_go()
+    assert run.core.look(run.now, dict) == "let go"
+
+
+def test_nothing_is_let_go_before_what_was_promised_is_over() -> None:
+    run = letting_go()
+    run.core.promises = Promises("b", 0.0, True, {UID: run.now + 0.4, "another": run.now + 100.0})
+    run.obeyed = run.grant.stop_before
+    assert run.look() is None
+    run.go(0.4)
+    assert run.look() == "let go"
+
+
+def test_a_store_that_does_not_answer_is_asked_again_later() -> None:
+    run = letting_go()
+    run.obeyed = run.grant.stop_before
+    assert run.look() == "let go"
+    run.core.unanswered(run.now, run.now + 0.1, "it is away")
+    assert run.look() is None
+    run.go(ORDER.heartbeat)
+    assert run.look() == "renew", "first, who may run"
+    run.core.answered(run.now, run.now)
+    assert run.look() == "let go"
+
+
+def test_it_is_let_go_whether_its_agent_speaks_or_not() -> None:
+    run = letting_go()
+    run.speak()
+    run.core.take(run.now, ORDER._replace(start=2, era="e2"))
+    assert run.grant.until == 0.0
+    run.obeyed = run.grant.stop_before
+    run.core.answered(run.now, run.now)
+    assert run.look() == "let go"
+
+
+def test_a_newer_generation_is_let_go_anew_and_an_older_one_changes_nothing() -> None:
+    run = letting_go()
+    first = run.core.withdrawn
+    run.core.answered(run.now, run.now + 0.1, {UID: 3})
+    run.core.answered(run.now, run.now + 0.1, {UID: 4})
+    assert run.core.withdrawn == first
+    run.core.let_go(UID, 3)
+    assert run.core.withdrawn == first
+    run.core.let_go(UID, 4)
+    run.core.answered(run.now, run.now + 0.2, {UID: 7})
+    assert run.core.withdrawn.jobs[UID] == Withdrawal(7, run.now + 0.2)
+    run.core.let_go(UID, 4)
+    assert not run.core.withdrawn.jobs[UID].over
+
+
+def test_a_store_that_has_lost_it_is_asked_once_more() -> None:
+    run = letting_go()
+    run.core.let_go(UID, 4)
+    began = run.core.withdrawn.jobs[UID].at
+    run.core.answered(run.now, run.now + 0.1, {UID: 4})
+    assert run.core.withdrawn.jobs[UID] == Withdrawal(4, began)
+
+
+def test_the_next_lease_process_goes_on_with_it_and_another_life_begins_anew() -> None:
+    before = Withdrawals("l1", {UID: Withdrawal(4, 99.0)})
+    core = Core(100.0, None, {POD: 101.0}, 99.5, before)
+    core.take(100.0, ORDER)
+    assert core.grant(POD) == Grant(0.0, 99.0, 4.0)
+    core.answered(100.0, 100.0)
+    assert core.look(100.1, lambda: {POD: 99.0}) == "let go"
+    core.take(100.2, ORDER._replace(life="l2"))
+    core.answered(100.2, 100.2)
+    assert core.grant(POD).barred == 0.0
+
+
+def test_while_the_node_leaves_a_job_that_it_lets_go_has_no_more_time_than_others() -> None:
+    run = stopping()
+    run.renew(**{UID: 4})
+    run.core.let_go(UID, 4)
+    assert run.grant.until > run.now
+    run.obeyed = run.grant.stop_before
+    assert run.look() is None
+    assert (run.state, run.grant) == ("giving up", Grant(0.0, run.now, 4.0))
 
 
 # --- orders
@@ -406,5 +535,5 @@ def test_the_shims_are_asked_only_where_the_life_goes() -> None:
         raise AssertionError("nothing waits for them")
 
     assert run.core.look(run.now, unasked) == "renew"
-    run.core.answered(run.now, run.now, "")
+    run.core.answered(run.now, run.now)
     assert run.core.look(run.now, unasked) is None

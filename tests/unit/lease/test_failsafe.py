@@ -10,6 +10,7 @@ import pytest
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import RESEND, WHY_MAX, Failsafe, Question
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises, Table
+from nodeagent.lease.withdrawals import Withdrawal, Withdrawals
 from tests.unit.lease.build import FAILSAFE_MEMBERS, ORDER, PLACES, TOKEN, UID, ask, row, table
 
 YES = LoanAnswer(True)
@@ -128,7 +129,7 @@ def test_why_its_workers_were_stopped_is_reported_until_the_store_answers() -> N
     assert b.go(5.0) == []
     assert b.failsafe.refusals == {UID: "this generation has no failsafe members"}
     assert b.failsafe.due() == b.now + ORDER.heartbeat
-    b.core.answered(b.now, b.now, "")
+    b.core.answered(b.now, b.now)
     assert b.go(0.1) == []
     assert (b.failsafe.refusals, b.failsafe.due()) == ({}, float("inf"))
 
@@ -182,6 +183,16 @@ def test_while_its_workers_end_in_order_it_lends_on_but_asks_nobody() -> None:
     assert b.own(ask()).yes
 
 
+def test_what_it_has_let_go_it_lends_nothing_and_asks_for_nothing() -> None:
+    b = Bench()
+    b.core.withdrawn = Withdrawals("l1", {UID: Withdrawal(TOKEN[0], b.now, True)})
+    assert b.go(1.0) == []
+    assert b.own(ask()) == LoanAnswer(False, "n1 has let go of generation 4", "n1", "l1")
+    b.core.withdrawn = Withdrawals("l1", {UID: Withdrawal(TOKEN[0] - 1, b.now, True)})
+    assert len(b.go(ORDER.heartbeat)) == 3, "that was an older one"
+    assert b.own(ask()).yes
+
+
 @pytest.mark.parametrize("code", ["era", "unknown"])
 def test_one_without_an_agent_asks_nobody_once_the_store_has_lost_writes(code: str) -> None:
     """Nobody tells the store what runs here, and it does not wait for that for ever."""
@@ -211,7 +222,7 @@ def test_when_the_store_answers_again_nothing_is_lent_any_more() -> None:
     for question in b.go(1.0):
         b.reply(question)
     b.go(0.5)
-    b.core.answered(b.now, b.now, "")
+    b.core.answered(b.now, b.now)
     assert b.go(0.1) == []
     assert (b.failsafe.lent, b.failsafe.refusals) == ({}, {})
 

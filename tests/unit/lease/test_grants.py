@@ -44,6 +44,8 @@ def test_a_shim_reads_what_is_granted_and_says_what_it_has_done(grants: Path) ->
     with GrantReader(file) as reader:
         write_grant(grants, KEY, Grant(20.0, 10.0))
         assert reader.read() == read_grant_of(grants, KEY) == Grant(20.0, 10.0)
+        write_grant(grants, KEY, Grant(20.0, 10.0, 7.0))
+        assert reader.read() == read_grant_of(grants, KEY) == Grant(20.0, 10.0, 7.0)
     GrantAnswer(answer_file(grants / KEY)).obeyed(10.0)
     assert read_obeyed(grants, KEY) == 10.0
     assert grant_keys(grants) == [KEY]
@@ -78,11 +80,11 @@ def test_a_damaged_grant_grants_no_more_than_what_was_read_before(
     grants: Path, damage: Callable[[Path], object]
 ) -> None:
     file = make(grants)
-    write_grant(grants, KEY, Grant(20.0, 10.0))
+    write_grant(grants, KEY, Grant(20.0, 10.0, 7.0))
     with GrantReader(file) as before:
         before.read()
         damage(file)
-        assert before.read() == Grant(20.0, 10.0)
+        assert before.read() == Grant(20.0, 10.0, 7.0)
     assert read_grant_of(grants, KEY) == NOTHING
 
 

@@ -24,18 +24,21 @@ from nodeagent.lease.statefiles import (
     read_departure,
     read_pulse,
     read_status,
+    read_withdrawn,
     take_lock,
     write_address,
     write_bridged,
     write_departure,
     write_status,
+    write_withdrawn,
 )
+from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
 from tests.descriptors import seen_with
 from tests.unit.lease.build import ORDER as PLAIN
 
 ORDER = PLAIN._replace(
     server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))), renew=StoreScript("a", "return 1"),
-    leave=StoreScript("b", "return 2"),
+    leave=StoreScript("b", "return 2"), let_go=StoreScript("c", "return 3"),
 )  # fmt: skip
 OVER_TLS = ORDER._replace(server=ORDER.server._replace(tls=Tls("ca", "", "", "name")))
 
@@ -54,7 +57,10 @@ def test_without_a_descriptor_nothing_counts_as_not_written(tmp_path: Path) -> N
     write_status(tmp_path, status)
     pulse = Pulse(1.0, 2.0, 3.0, 4.0)
     PulseWriter(tmp_path).beat(pulse)
-    for look, written in ((read_departure, departure), (read_status, status), (read_pulse, pulse)):
+    withdrawn = Withdrawals("l1", {"u1": Withdrawal(4, 12.5)})
+    write_withdrawn(tmp_path, withdrawn)
+    looks = ((read_departure, departure), (read_status, status), (read_pulse, pulse), (read_withdrawn, withdrawn))
+    for look, written in looks:
 
         def sees(look: Callable[[Path], object] = look, written: object = written) -> None:
             assert look(pulse_file(tmp_path) if look is read_pulse else tmp_path) == written
@@ -92,6 +98,15 @@ def test_a_departure_is_kept_until_there_is_none(tmp_path: Path) -> None:
     for _ in range(2):
         write_departure(tmp_path, None)
         assert read_departure(tmp_path) is None
+
+
+def test_what_is_taken_back_stays_so(tmp_path: Path) -> None:
+    assert read_withdrawn(tmp_path) == NOTHING_WITHDRAWN
+    withdrawn = Withdrawals("l1", {"u1": Withdrawal(4, 12.5), "u2": Withdrawal(7, 13.5, True)})
+    write_withdrawn(tmp_path, withdrawn)
+    assert read_withdrawn(tmp_path) == withdrawn
+    (tmp_path / "withdrawn.json").write_text("{}")
+    assert read_withdrawn(tmp_path) == NOTHING_WITHDRAWN
 
 
 def test_what_it_reported(tmp_path: Path) -> None:
