@@ -334,7 +334,8 @@ async def test_folders_that_hang_hold_up_only_their_pod_and_are_looked_at_again(
 async def test_more_pods_than_may_be_looked_at_at_once_are_prepared_on_a_new_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "FOLDERS_LIMIT", BOUND)  # each has its turn, however slow the machine is
+    for module, limit in ((host, "FOLDERS_LIMIT"), (pod, "LEFT_LIMIT")):
+        monkeypatch.setattr(module, limit, BOUND)  # each has its turn, however slow the machine is
     disk = Disk()
     disk.answers.set()
     async with node(tmp_path, 0, monkeypatch, disk.starts(tmp_path)) as here:
