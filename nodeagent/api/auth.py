@@ -261,6 +261,9 @@ def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int]:
     return uid, gid
 
 
+_BEFORE = "A job of yours that had the name before is found by its uid: nodeagentctl get --all -o wide"
+
+
 def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
     """Raises ``ApiError`` unless the caller owns the job or is an operator. ``names``: users by uid."""
     if who.uid != job.owner and not who.operator:
@@ -268,7 +271,7 @@ def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -
         raise ApiError(
             "permission",
             f"job {job.name!r} belongs to {owner}; {who.name} may read it, not change it",
-            f"ask {owner} or an operator; nothing was changed",
+            f"ask {owner} or an operator; nothing was changed. {_BEFORE}",
         )
 
 
@@ -285,7 +288,7 @@ def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) ->
         raise ApiError(
             "permission",
             f"what job {job.name!r} wrote is for {owner} and operators; {who.name} may see its state",
-            f"nodeagentctl describe {job.name}; or ask {owner}",
+            f"nodeagentctl describe {job.name}; or ask {owner}. {_BEFORE}",
         )
 
 

@@ -133,12 +133,16 @@ def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
     return found
 
 
-def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
-    """The members, by index, of the newest array of this name in the view."""
+def of_array(cluster: Cluster, name: str, who: auth.Caller) -> list[JobRecord]:
+    """The members, by index, of the newest array of this name in the view: the caller's own, if he has any. Of ended
+    jobs other users' new ones take only the names that they have, so the records of two arrays of a name may be there.
+    """
     named = [j for j in cluster.jobs.values() if j.spec.array is not None and j.spec.array.name == name]
     if not named:
         return []
-    newest = max(named, key=lambda job: (job.phase not in TERMINAL, job.submitted, job.order)).spec.array
+    newest = max(
+        named, key=lambda job: (job.owner == who.uid, job.phase not in TERMINAL, job.submitted, job.order)
+    ).spec.array
     assert newest is not None
     return with_id(cluster, newest.id)
 
@@ -197,7 +201,9 @@ class Batches:
         seen: dict[str, tuple[JobRecord | None, list[JobRecord]]] = {}
         for job in jobs:
             await asyncio.sleep(0)
-            job.ends_of = tuple([await self._after(job, name, need, known, seen) for name, need in job.after.items()])
+            job.ends_of = tuple(
+                [await self._after(who, job, name, need, known, seen) for name, need in job.after.items()]
+            )
 
         quota = limits.quota(who, self._view.config.limits)
         if quota is not None:
@@ -270,6 +276,7 @@ class Batches:
 
     async def _after(
         self,
+        who: auth.Caller,
         job: _Job,
         name: str,
         need: Need,
@@ -282,7 +289,7 @@ class Batches:
             array = 0 if other.indices is None else len(other.uids)
             return After(uid=other.known_as, name=name, need=need, array=array)
         if name not in seen:
-            seen[name] = await self._named(name)
+            seen[name] = await self._named(who, name)
         found, members = seen[name]
         if members and (found is None or found.name != name):
             array_of = members[0].spec.array
@@ -308,10 +315,10 @@ class Batches:
             job.met.append(found.uid)
         return After(uid=found.uid, name=found.name, need=need)
 
-    async def _named(self, name: str) -> tuple[JobRecord | None, list[JobRecord]]:
+    async def _named(self, who: auth.Caller, name: str) -> tuple[JobRecord | None, list[JobRecord]]:
         """The job that is found by this name, and the members of the newest array of this name. Raises ``ApiError``
         where there is neither."""
-        members = of_array(self._view.cluster(), name)
+        members = of_array(self._view.cluster(), name, who)
         try:
             return await find_any_job(self._view, name), members
         except ApiError as error:
@@ -336,8 +343,7 @@ class Batches:
     async def _show(self, request: web.Request) -> web.Response:
         """GET /v1/arrays/{array}: the number of its listed jobs in each phase, and the number of ended ones that still
         stop workers. The cost does not grow much with the number of members."""
-        await auth.caller(request, self._view.config.jobs)
-        members = self._members(request)
+        members = self._members(request, await auth.caller(request, self._view.config.jobs))
         array = members[0].spec.array
         assert array is not None
         phases = Counter(job.phase for job in members)
@@ -346,10 +352,10 @@ class Batches:
         )
         return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
 
-    def _members(self, request: web.Request) -> list[JobRecord]:
+    def _members(self, request: web.Request, who: auth.Caller) -> list[JobRecord]:
         """The members of the array in the path, which has its id or its name. Raises ``ApiError``."""
         name, cluster = request.match_info["array"], self._view.cluster()
-        if members := with_id(cluster, name) or of_array(cluster, name):
+        if members := with_id(cluster, name) or of_array(cluster, name, who):
             return members
         raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
 
@@ -360,7 +366,7 @@ class Batches:
         async def handler(request: web.Request) -> web.Response:
             who = await auth.caller(request, self._view.config.jobs)
             name = requests.request_id(await requests.read(request))
-            era, members = self._view.era, self._members(request)
+            era, members = self._view.era, self._members(request, who)
             await earlier(self._view.store, once(name, intent.__name__, [job.uid for job in members]))
             wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
             for job in wanted:

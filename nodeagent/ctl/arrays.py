@@ -14,13 +14,25 @@ from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 Json = dict[str, Any]
 
 
-def members(rows: list[Json], name: str) -> list[Json]:
-    """The jobs of the newest array of this name in these rows, by index."""
+def members(client: Client, rows: list[Json], name: str) -> list[Json]:
+    """The jobs in these rows, by index, of the array that the agent means by this name; if it lists none, of the
+    newest one. Raises ``CtlError``."""
     named = [row for row in rows if row["array"] is not None and row["array"]["name"] == name]
     if not named:
         return []
-    newest = max(named, key=lambda row: (row["phase"] not in ENDED, row["submitted"]))["array"]["id"]
-    return sorted((row for row in named if row["array"]["id"] == newest), key=lambda row: int(row["array"]["index"]))
+    meant = _id(client, name)
+    newest = max(named, key=lambda row: (row["array"]["id"] == meant, row["phase"] not in ENDED, row["submitted"]))
+    found = newest["array"]["id"]
+    return sorted((row for row in named if row["array"]["id"] == found), key=lambda row: int(row["array"]["index"]))
+
+
+def _id(client: Client, name: str) -> str | None:
+    try:
+        return str(client.get(array_path(name))["id"])
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND:
+            raise
+        return None
 
 
 def folded(rows: list[Json]) -> list[Json]:

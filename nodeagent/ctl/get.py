@@ -81,7 +81,7 @@ def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
         if error.code != Exit.NOT_FOUND:
             raise
         answer = _listed(client, everything=everything)
-        answer["items"] = of_array(answer["items"], ref)
+        answer["items"] = of_array(client, answer["items"], ref)
         if not answer["items"]:
             raise
         show(answer, fmt, "job", columns(answer["items"]))

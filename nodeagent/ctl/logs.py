@@ -202,7 +202,7 @@ def print_logs(
 def _of_array(client: Client, ref: str, follow: bool, query: dict[str, Any]) -> bool:
     """The output of an array's jobs, one after the other; false if there is no array of this name. Raises
     ``CtlError``."""
-    jobs = members(client.get("/v1/jobs")["items"], ref)
+    jobs = members(client, client.get("/v1/jobs")["items"], ref)
     if jobs and follow:
         raise CtlError(f"{ref} is an array of {len(jobs)} jobs", Exit.USAGE, f"follow one: logs -f {jobs[0]['name']}")
     for job in jobs:

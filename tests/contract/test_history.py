@@ -80,6 +80,41 @@ async def test_names_are_free_and_numbers_go_on(bench: Bench) -> None:
     assert [j.uid for j in (await bench.store.past("u1")).jobs] == ["u1"]
 
 
+async def test_an_ended_job_that_another_user_takes_the_name_of_goes_into_the_history(bench: Bench) -> None:
+    """Its record was deleted: with it went its owner's way to what it had written."""
+    await bench.up("n1")
+    job = await ended(bench, "u1", 100, "prep")
+    size = len(spec("prep").to_json())
+    other = await bench.submit("u2", name="prep", owner=7)
+    reply = await bench.beat("n1")
+    assert [j.uid for j in reply.jobs] == ["u2"]
+    assert (await bench.store.past("u1")).jobs == (await bench.store.history("", 10)).jobs == (job,)
+    assert await bench.store.history_bytes([7, 1000]) == {7: 0, 1000: size}
+    await bench.end(other, "stopped", wall=bench.wall)
+    await bench.submit("u3", name="prep", owner=7)
+    assert await names(bench) == ["prep"], "his own is replaced, and nothing goes with it"
+    assert (await bench.store.past("prep")).jobs == (job,)
+    assert not (await bench.beat("n1")).recovering
+
+
+async def test_an_ended_job_that_its_owner_wants_deleted_does_not_go_there(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await ended(bench, "u1", 100, "prep")
+    await bench.set_control(job, "c", delete=True)
+    await bench.submit("u2", name="prep", owner=7)
+    assert await names(bench) == []
+
+
+@pytest.mark.parametrize("key", ["history", "history:index"])
+async def test_nothing_is_submitted_where_the_history_cannot_take_what_was_there(bench: Bench, key: str) -> None:
+    await bench.up("n1")
+    job = await ended(bench, "u1", 100, "prep")
+    await bench.spoil(key)
+    with pytest.raises(StoreUnavailableError):
+        await bench.submit("u2", name="prep", owner=7)
+    assert (await bench.beat("n1")).jobs == (job,)
+
+
 async def test_the_beginning_of_a_uid_finds_a_few(bench: Bench) -> None:
     await bench.up("n1")
     for i in range(7):

@@ -128,7 +128,19 @@ local no = check_quotas(A.claims)
 if no then
   return no
 end
+local shelved = {} -- the ended jobs of other owners: not the submitter's to remove
+for name, found in pairs(old) do
+  if found.owner ~= int(A.owner) and not cjson.decode(found.control).delete then
+    shelved[name] = found
+  end
+end
+if next(shelved) then
+  past.count_anew() -- before anything is written: it fails where somebody has put a key of another type there
+end
 for _, new in ipairs(A.jobs) do
+  if shelved[new.name] then
+    past.add(shelved[new.name])
+  end
   if old[new.name] then
     delete_job(old[new.name])
   end

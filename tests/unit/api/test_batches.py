@@ -182,3 +182,25 @@ async def test_a_name_that_many_jobs_come_after_is_looked_for_once(
     assert status == 201, answer
     assert sorted(looks) == ["other", "sweep-0"]
     assert [len(bench.view.job(f"b{i}").spec.after) for i in range(5)] == [2] * 5
+
+
+async def test_a_name_of_two_arrays_means_the_callers_own(bench: Bench) -> None:
+    """Another user's array took its name once all its jobs had ended: their owner could delete and name it no more."""
+    view = bench.view
+    for i in range(4):
+        await view.end(view.job(f"sweep-{i}"), "stopped", "stopped")
+    mine = view.job("sweep-0").spec.array
+    assert mine is not None
+    array = mine.model_copy(update={"id": "array-other", "index": 100})
+    await view.store.submit("x", spec("sweep-100", array=array), 7, 1.0, "mallory", "r-x")
+    await view.refresh()
+    status, answer = await bench.end("GET", "sweep")
+    assert (status, answer["id"]) == (200, mine.id)
+    row = {"spec": spec("b").model_dump(mode="json", exclude={"submitter"}), "after": {"sweep": "any"}}
+    submitter = spec("x").submitter.model_dump(mode="json")
+    status, answer = await bench.post({"jobs": [row], "submitter": submitter, "request_id": "after"})
+    assert status == 201, answer
+    assert [after.uid for after in view.job("b").spec.after] == [mine.id]
+    status, answer = await bench.end("DELETE", "sweep")
+    assert status == 200, answer
+    assert [job["name"] for job in answer["jobs"]] == [f"sweep-{i}" for i in range(4)]

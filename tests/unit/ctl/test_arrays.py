@@ -50,18 +50,35 @@ def test_without_arrays_the_list_is_as_it_was() -> None:
     assert folded(rows) == rows
 
 
+class Knows:
+    """An agent that means this array by the name."""
+
+    def __init__(self, array: str | None) -> None:
+        self._array = array
+
+    def get(self, path: str) -> dict[str, Any]:
+        assert path == "/v1/arrays/s"
+        if self._array is None:
+            raise CtlError("no such array", Exit.NOT_FOUND)
+        return {"id": self._array}
+
+
 def test_the_jobs_of_the_newest_array_of_a_name_the_live_one_first() -> None:
     old = [row("s-0", "succeeded", 0, array="old", submitted=1.0)]
     new = [row("s-1", "queued", 1, array="new", submitted=2.0), row("s-0", "failed", 0, array="new", submitted=2.0)]
-    assert [r["name"] for r in members([*old, *new], "s")] == ["s-0", "s-1"]
-    assert members([*old, *new], "t") == []
-    assert members(old, "s") == old
+    lists_none = cast(Client, Knows(None))
+    assert [r["name"] for r in members(lists_none, [*old, *new], "s")] == ["s-0", "s-1"]
+    assert members(lists_none, [*old, *new], "t") == []
+    assert members(lists_none, old, "s") == old
+    assert members(cast(Client, Knows("old")), [*old, *new], "s") == old, "which is the caller's own"
 
 
 class Agent:
     """Knows two jobs of an array, and refuses a generation of the first."""
 
-    def get(self, _path: str) -> dict[str, Any]:
+    def get(self, path: str) -> dict[str, Any]:
+        if path == "/v1/arrays/s":
+            return {"id": "a1"}
         return {"items": [row(f"s-{i}", "running", i) | {"uid": f"u{i}"} for i in (0, 1)]}
 
     def stream(self, path: str, **_query: object) -> Iterator[Row]:
