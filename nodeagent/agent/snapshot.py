@@ -4,7 +4,7 @@ decides nothing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import is_
 
@@ -54,6 +54,10 @@ class Snapshot:
         self._usage: dict[str, UsageDay] = {}
         """By the day, as text."""
         self._lapsed: frozenset[str] = frozenset()
+        self._lapsed_at: Mapping[str, int] = {}
+        """When (served time) each of them was first read to have lapsed."""
+        self._returned: Mapping[str, int] = {}
+        """When (served time) nodes were read to have come back from a silence; all live ones after this agent's own."""
         self._silent: frozenset[str] = frozenset()
         """The same, and those that have been silent since, whom an amnesty shelters."""
         self.silent = ""
@@ -61,8 +65,6 @@ class Snapshot:
         self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
-        self._returned: float | None = None
-        """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
         self._nodes_shown: Mapping[str, NodeRecord] | None = None
         self._jobs_shown: Mapping[str, JobRecord] | None = None
@@ -131,13 +133,19 @@ class Snapshot:
     def absorb(self, reply: BeatReply, now: float, runs: Collection[str] = ()) -> None:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything. ``runs``: jobs
         that nobody can have removed, since they run here; where the store says so, their record counts as damaged."""
-        came_back = not reply.same and self._came_back(reply)
-        if self.complete and (now - self._at > self._timing.lease or came_back):
-            self._returned = now
+        if reply.served < self._served:  # a store that lost writes: nothing happened later than now
+            self._lapsed_at = {name: min(at, reply.served) for name, at in self._lapsed_at.items()}
+            self._returned = {name: min(at, reply.served) for name, at in self._returned.items()}
+        away = self.complete and now - self._at > self._timing.lease
         if not reply.same:
-            if self._lapsed != (lapsed := frozenset(reply.lapsed)):
+            back, lapsed = self._came_back(reply), frozenset(reply.lapsed)
+            if self._lapsed != lapsed:
+                self._lapsed_at = {name: self._lapsed_at.get(name, reply.served) for name in lapsed}
                 self._lapsed = lapsed
+                self._returns(back if self.complete else (), reply.served)
             self._silent = lapsed | self._silent.intersection(reply.sheltered)
+        if away:
+            self._returns(self._nodes, reply.served)
         self.silent = reply.silent
         # What this view lacks it lacks until all has been read anew.
         self._goes_beyond(reply.beyond if self._anew is None else {*self.beyond, *reply.beyond})
@@ -221,17 +229,21 @@ class Snapshot:
     def _goes_beyond(self, kinds: Collection[str]) -> None:
         self.beyond = tuple(sorted({*kinds, "jobs"} if self._unnamed else {*kinds}))
 
-    def _came_back(self, reply: BeatReply) -> bool:
-        """A node renewed a lease that had run out, in the life that it had."""
-        news = {node.id: node for node in reply.nodes}
+    def _came_back(self, reply: BeatReply) -> Collection[str]:
+        """Nodes that renewed a lease that had run out, in the life that they had."""
+        news, found = {node.id: node for node in reply.nodes}, list[str]()
         for name in self._lapsed.difference(reply.lapsed):
             old = self._nodes.get(name)
             new = news.get(name, old)
             if old is None or new is None or new.lost or new.left or f"node:{name}" in reply.gone:
                 continue
             if new.incarnation.life == old.incarnation.life:
-                return True
-        return False
+                found.append(name)
+        return found
+
+    def _returns(self, back: Iterable[str], served: int) -> None:
+        known = {**self._returned, **dict.fromkeys(back, served)}
+        self._returned = {n: at for n, at in known.items() if n in self._nodes and n not in self._lapsed}
 
     def _replace(self, other: Snapshot) -> None:
         for key in other.unread:  # what cannot be read anew stays as it was
@@ -346,7 +358,6 @@ class Snapshot:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit. ``queues``: the
         tree that is acted on; ``windows``: likewise; the very same objects until they change."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
-        settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
             self._nodes_shown = dict(self._nodes)
         if self._usage_shown is None:
@@ -356,7 +367,6 @@ class Snapshot:
             uids = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
             self._unread_jobs = self.unread, uids
         unread = self._unread_jobs[1]
-        returning = self._returned is not None and now < self._returned + settling
         queues_rev = 0 if self.queues is None else self.queues.tree.rev
         windows_rev = 0 if self.windows is None else self.windows.windows.rev
         nodes, until = self._nodes_shown, 0
@@ -374,7 +384,8 @@ class Snapshot:
             and last.unanswered_until == unanswered.until
             and last.usage is self._usage_shown
             and last.served == served and last.refused is refused and last.unread == unread
-            and last.next_lapse == self._next_lapse and last.more_to_return == returning
+            and last.next_lapse == self._next_lapse and last.returned is self._returned
+            and last.lapsed_at is self._lapsed_at
             and last.partial == self._partial
         ):  # fmt: skip
             return last
@@ -397,7 +408,8 @@ class Snapshot:
             refused=refused,
             unread=unread,
             next_lapse=self._next_lapse,
-            more_to_return=returning,
+            lapsed_at=self._lapsed_at,
+            returned=self._returned,
             partial=self._partial,
             notes=self._notes,
         )

@@ -140,9 +140,11 @@ class Cluster:
     """Jobs (uids) whose record cannot be read: ``jobs`` has them as they were before, if at all."""
     next_lapse: int | None = None
     """What was left (ms), when this was read, of the next lease to run out."""
-    more_to_return: bool = False
-    """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
-    within a heartbeat and two calls."""
+    lapsed_at: Mapping[str, int] = field(default_factory=dict)
+    """Served time at which this agent first read that a node of ``lapsed`` is in it."""
+    returned: Mapping[str, int] = field(default_factory=dict)
+    """Served time at which this agent read that a node is back from a silence, in the life that it had: the last one of
+    each, until it lapses again. After a silence of this agent's own: of all nodes that are live."""
     partial: bool = False
     """Of what has changed a part is still to be read: a job that is not here may be there all the same."""
     set_aside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -277,6 +277,49 @@ def test_node_lost_is_replaced_by_the_spare_and_costs_nothing() -> None:
     simulate(4, scenario)
 
 
+@pytest.mark.parametrize(("count", "stall"), [(2, 3.4), (4, 2.6)])
+def test_idle_nodes_that_come_and_go_keep_no_gang_from_recovering(count: int, stall: float) -> None:
+    """Its workers hang when a node is lost, as NCCL's may. The gang stood still for as long as there were such nodes:
+    at each moment one of them was about to lapse, or had just come back."""
+
+    async def stalls(c: SimCluster, name: str, first: float) -> None:
+        node = c.nodes[name]
+        await asyncio.sleep(first)
+        while True:
+            for gate in (node.lease.gate, node.gate):
+                gate.close()
+            await asyncio.sleep(stall)
+            for gate in (node.gate, node.lease.gate):
+                gate.open()
+            await asyncio.sleep(0.3)
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        generation = c.job("j").generation
+        assert generation is not None
+        for node in c.nodes.values():
+            node.machine.peers = lambda *_: None
+        names = [f"x{i}" for i in range(count)]
+        for name in names:
+            c.add(name).start_agent()
+        await asyncio.sleep(5)
+        async with asyncio.TaskGroup() as group:
+            late = [group.create_task(stalls(c, name, i * (stall + 0.3) / count)) for i, name in enumerate(names)]
+            await asyncio.sleep(8.9)
+            await c.nodes[generation.ordered()[1].node].power_cut()
+            took = await running(c, 2, limit=60)
+            for task in late:
+                task.cancel()
+        spread = TIMING.lease - TIMING.heartbeat - TIMING.store_timeout
+        assert took < TIMING.lease + spread + 2 * TIMING.heartbeat
+        after = c.job("j").generation
+        assert after is not None
+        assert (after.number, after.cause.kind) == (2, "node_lost")
+
+    simulate(4, scenario)
+
+
 def test_a_warm_spare_keeps_its_place_when_a_node_joins() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 1, 1)

@@ -23,7 +23,7 @@ from nodeagent.plan.job.proposal import awaited, place, propose, propose_or_hold
 from nodeagent.plan.nodes.availability import grace_left
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
-from nodeagent.plan.nodes.members import gone_nodes
+from nodeagent.plan.nodes.members import gone_nodes, more_expected
 from nodeagent.plan.nodes.unanswered import grows_at
 from nodeagent.plan.placing.placement import Placement
 from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
@@ -110,10 +110,9 @@ def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wal
     if fault is not None and fault.cause.kind == "node_lost":
         # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last
         # failsafe member (see nodes/failsafe.silence), and those still to come back may have been lent time and run on.
-        wait = "the lease of another node is about to run out" if cluster.more_to_lapse else ""
-        wait = wait or ("another node has just come back, so it may as well" if cluster.more_to_return else "")
+        wait, end = more_expected(cluster, job)
         if wait:
-            return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
+            return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",), end)
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
     return _healthy_gang(cluster, job, generation, wall)

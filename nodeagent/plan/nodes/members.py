@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.timing import millis
 from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, natural, seen
 from nodeagent.plan.nodes.health import drained
@@ -72,6 +73,37 @@ def _look(cluster: Cluster, generation: Generation, before: _Gang | None) -> _Ga
     if before is not None and before.survivors == alive:
         alive = before.survivors
     return _Gang(generation, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
+
+
+def more_expected(cluster: Cluster, job: JobRecord) -> tuple[str, int]:
+    """Why the members of the active generation that are gone are not missed yet, and until when (served time) at the
+    latest; no reason if they are.
+
+    Nodes that are cut off together lapse one by one: each had more than a heartbeat and a call left of its lease. Those
+    in touch with the store again all renew within a heartbeat and two calls, and may have run on meanwhile: but not if
+    one that had to agree was never away. Nobody can put it off for good: who comes and goes again holds its lease for
+    longer than it is waited for others.
+    """
+    timing = cluster.timing
+    gone = min((_gone_at(cluster, job, node) for node in gone_nodes(cluster, job)), default=0)
+    end = gone + millis(timing.lease - timing.heartbeat - timing.store_timeout)
+    if cluster.more_to_lapse and cluster.served < end:
+        return "the lease of another node is about to run out", end
+    asked = [n for n in job.failsafe_members or present_members(job) if cluster.live(n)]
+    back = [cluster.returned.get(n, -1) for n in asked]
+    if not back or min(back) < gone:
+        return "", 0
+    settled = max(back) + millis(timing.heartbeat + 2 * timing.store_timeout)
+    end = min(settled, min(back) + millis(timing.lease - timing.heartbeat))
+    return ("another node has just come back, so it may as well" if cluster.served < end else ""), end
+
+
+def _gone_at(cluster: Cluster, job: JobRecord, node: str) -> int:
+    """When it was seen to be gone; 0 if it is not known, or it went by itself."""
+    record, member = cluster.nodes.get(node), present_members(job).get(node)
+    if record is not None and member is not None and record.incarnation.life != member.life:
+        return record.joined
+    return cluster.lapsed_at.get(node, 0)
 
 
 def own_devices(job: JobRecord) -> dict[str, tuple[str, ...]]:

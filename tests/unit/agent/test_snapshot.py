@@ -43,33 +43,49 @@ def test_a_view_of_which_a_part_is_still_to_be_read_says_so() -> None:
     assert partial == [False, True, True, False]
 
 
-def returns(*replies: tuple[float, BeatReply]) -> list[bool]:
-    """Whether, after each reply, more nodes are expected back."""
+def returns(*replies: tuple[float, BeatReply]) -> list[dict[str, int]]:
+    """After each reply: which nodes are back, and since when."""
     snapshot = Snapshot(Timing())
     out = []
     for at, one in replies:
         snapshot.absorb(one, at)
-        out.append(snapshot.cluster(at).more_to_return)
+        out.append(dict(snapshot.cluster(at).returned))
     return out
 
 
 def test_who_comes_back_in_the_same_life_may_be_followed_by_others() -> None:
     known, lapsed = (0.0, reply(nodes=(make_node("n1"), make_node("n2")))), (0.5, reply(lapsed=("n1", "n2")))
-    later = [(1.0, reply(lapsed=("n2",))), (2.0, reply()), (3.4, reply()), (3.6, reply())]
-    assert returns(known, lapsed, *later) == [False, False, True, True, True, False]
+    later = [(1.0, reply(lapsed=("n2",), served=1500)), (2.0, reply(served=2500))]
+    later += [(2.5, reply(lapsed=("n1",), served=3000))]
+    assert returns(known, lapsed, *later) == [{}, {}, {"n1": 1500}, {"n1": 1500, "n2": 2500}, {"n2": 2500}]
     node = make_node("n1")
     for new in (
         node.model_copy(update={"incarnation": Incarnation(life="another", start=1)}),
         node.model_copy(update={"lost": True}),
         node.model_copy(update={"left": True}),
     ):
-        assert returns(known, lapsed, (1.0, reply(nodes=(new,), lapsed=("n2",)))) == [False, False, False]
-    assert returns(known, lapsed, (1.0, reply(gone=("node:n1",), lapsed=("n2",)))) == [False, False, False]
+        assert returns(known, lapsed, (1.0, reply(nodes=(new,), lapsed=("n2",)))) == [{}, {}, {}]
+    assert returns(known, lapsed, (1.0, reply(gone=("node:n1",), lapsed=("n2",)))) == [{}, {}, {}]
 
 
 def test_who_was_itself_away_may_be_followed_by_others() -> None:
-    known = reply(nodes=(make_node("n1"),))
-    assert returns((50.0, known), (52.9, reply()), (56.0, reply())) == [False, False, True]
+    known, later = reply(nodes=(make_node("n1"), make_node("n2"))), reply(lapsed=("n2",), served=4000)
+    assert returns((50.0, known), (52.9, reply()), (56.0, later)) == [{}, {}, {"n1": 4000}]
+
+
+def test_since_when_a_node_has_lapsed_is_when_that_was_first_read() -> None:
+    snapshot, found = Snapshot(Timing()), []
+    for one in (
+        reply(lapsed=("n1",), served=1000),
+        reply(lapsed=("n1", "n2"), served=2000),
+        reply(lapsed=(), same=True, served=3000),
+        reply(lapsed=("n2",), served=1500),
+        reply(lapsed=("n1",), served=5000),
+    ):
+        snapshot.absorb(one, 0.0)
+        found.append(dict(snapshot.cluster(0.0).lapsed_at))
+    both = {"n1": 1000, "n2": 2000}
+    assert found == [{"n1": 1000}, both, both, {"n2": 1500}, {"n1": 5000}], "a store that went back knows no later time"
 
 
 def test_who_was_silent_before_an_amnesty_is_not_taken_for_live_in_it() -> None:

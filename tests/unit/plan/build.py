@@ -112,18 +112,20 @@ def make_cluster(
     lapsed: Iterable[str] = (),
     served: int = NOW,
     next_lapse: int | None = None,
-    more_to_return: bool = False,
+    lapsed_at: Mapping[str, int] | None = None,
+    returned: Mapping[str, int] | None = None,
 ) -> Cluster:
     """Nodes (a name is a ready node with 4 slots) and jobs."""
-    records = [make_node(n) if isinstance(n, str) else n for n in nodes]
+    records, silent = [make_node(n) if isinstance(n, str) else n for n in nodes], frozenset(lapsed)
     return Cluster(
         served=served,
         nodes={n.id: n for n in records},
         jobs={j.uid: j for j in jobs},
-        lapsed=frozenset(lapsed),
+        lapsed=silent,
         timing=Timing(),
         next_lapse=next_lapse,
-        more_to_return=more_to_return,
+        lapsed_at=dict.fromkeys(silent, served) if lapsed_at is None else lapsed_at,
+        returned=returned or {},
     )
 
 

@@ -70,16 +70,54 @@ def test_a_lost_node_is_not_missed_before_those_that_go_with_it_are_known(left: 
     assert decision.why[0].startswith("node n2 lost")
 
 
-def test_a_lost_node_is_not_missed_while_those_that_went_with_it_come_back() -> None:
+@pytest.mark.parametrize(("ago", "waits"), [(0, True), (1999, True), (2000, False)])
+def test_who_was_cut_off_with_a_lost_node_has_lapsed_by_then(ago: int, waits: bool) -> None:
+    """Nodes of which none has anything to do with the job, and whose beats come late again and again, kept every gang
+    from recovering for ever."""
     job = running({})
-    decision = decide(make_cluster(["n1", "n2"], job, lapsed=["n2"], more_to_return=True), job, WALL)
-    assert decision.step is None
-    assert decision.why == ("node n2 lost; waits a moment: another node has just come back, so it may as well",)
+    cluster = make_cluster(["n1", "n2"], job, lapsed=["n2"], lapsed_at={"n2": NOW - ago}, next_lapse=1)
+    decision = decide(cluster, job, WALL)
+    assert (decision.step is None) == waits
+    assert not waits or decision.at == NOW - ago + 2000
+
+
+def kept_by(*names: str) -> JobRecord:
+    return running({}, failsafe_members={name: f"life-{name}" for name in names})
+
+
+def comes_back(job: JobRecord, returned: dict[str, int]) -> Decision:
+    """n2 was lost 10 s ago."""
+    nodes = [f"n{i}" for i in range(1, 6)]
+    cluster = make_cluster(nodes, job, lapsed=["n2"], lapsed_at={"n2": NOW - 10_000}, returned=returned)
+    return decide(cluster, job, WALL)
+
+
+def test_a_lost_node_is_not_missed_while_those_that_went_with_it_come_back() -> None:
+    for job in (running({}), kept_by("n1", "n2")):
+        decision = comes_back(job, {"n1": NOW - 1499})
+        assert decision.step is None
+        assert decision.why == ("node n2 lost; waits a moment: another node has just come back, so it may as well",)
+        assert decision.at == NOW + 1
+        assert comes_back(job, {"n1": NOW - 1500}).step is not None
+
+
+def test_a_lost_node_is_missed_where_one_that_had_to_agree_was_never_away() -> None:
+    """Only if all that had to agree were away may the lost node have been lent time."""
+    job = kept_by("n1", "n2", "n3")
+    assert comes_back(job, {"n1": NOW, "n3": NOW}).step is None
+    for returned in ({"n5": NOW}, {"n1": NOW}, {"n3": NOW}, {"n1": NOW - 10_001, "n3": NOW}):
+        assert comes_back(job, returned).step is not None, returned
+
+
+def test_members_that_come_and_go_do_not_put_off_for_ever_that_a_node_is_missed() -> None:
+    job = kept_by("n1", "n3", "n4")
+    for ago, waits in ((2499, True), (2500, False)):
+        assert (comes_back(job, {"n1": NOW - ago, "n3": NOW - 1200, "n4": NOW}).step is None) == waits
 
 
 def test_a_crash_is_recovered_from_whichever_node_goes_or_comes() -> None:
     job = running(CRASH)
-    cluster = make_cluster(["n1", "n2"], job, next_lapse=1, more_to_return=True)
+    cluster = make_cluster(["n1", "n2"], job, next_lapse=1, returned={"n1": NOW})
     assert isinstance(decide(cluster, job, WALL).step, Propose)
 
 

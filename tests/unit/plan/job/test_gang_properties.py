@@ -274,7 +274,9 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
 
 def at_another_time(cluster: Cluster, later: int) -> Cluster:
     """The same records, with nothing kept of what was worked out from them."""
-    return replace(cluster, served=cluster.served + later, next_lapse=later % 7, more_to_return=True, notes=Notes())
+    served = cluster.served + later
+    back = dict.fromkeys(cluster.nodes, served)
+    return replace(cluster, served=served, next_lapse=later % 7, returned=back, notes=Notes())
 
 
 @REPEATABLE
