@@ -124,7 +124,7 @@ class Agent:
         applier = Applier(
             context, self._lease, seal=trust.seal, verifier=self._verifier, stopwatch=stopwatch, reach=self._reach
         )
-        self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
+        self.advert = Advert(self._node, config.cluster, trust.key, self._lease, self._clock, self._snapshot)
         commits = CommitRequests(
             self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal,
             verifier=self._verifier, clock=self._clock,
@@ -262,6 +262,7 @@ class Agent:
             started = self._clock.now()
             self._process.alive()
             self.advert.peer(self._process.address())
+            self.advert.date_notice()
             self._host.ping()
             self._failsafe.log()
             if asked or not self._may_skip(started):

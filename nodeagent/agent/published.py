@@ -22,11 +22,14 @@ from nodeagent.agent.podroom import within_room as within_beat
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.readiness import within_room
 from nodeagent.agent.savedview import Saver
+from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.model.timing import millis
 from nodeagent.model.world import BRIEF
+from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
@@ -191,14 +194,22 @@ def _owner(cluster: Cluster, uid: str) -> int | None:
 
 
 MOST_NOTED = 64
+NOTICE_STEP = 1.0
+"""Seconds by which the served time of a notice's end may be wrong: served time stands while the store is away, and each
+change goes to the store."""
 
 
 class Advert:
-    """The agent's own addresses."""
+    """The agent's own addresses, its node's health, and until when the node is there."""
 
-    def __init__(self, node: str, cluster: str, key: ClusterKey, lease: Membership) -> None:
+    def __init__(
+        self, node: str, cluster: str, key: ClusterKey, lease: Membership, clock: Clock, snapshot: Snapshot
+    ) -> None:
         self._node, self._cluster, self._key, self._lease = node, cluster, key, lease
+        self._clock, self._snapshot = clock, snapshot
         self._https: tuple[str, str] | None = None
+        self._until = 0.0
+        """When (our clock) the machine is taken away, if there is a notice."""
 
     def http(self, url: str) -> None:
         """Where health and metrics are to be found."""
@@ -229,8 +240,21 @@ class Advert:
         self._publish(**facts)
 
     def notice(self, notice: Notice | None) -> None:
-        """The machine is being taken away; None: it is not."""
+        """The machine is being taken away; None: it is not. It is there for as long as our wall clock says now: that
+        may be wrong, and is compared with no other's."""
+        if notice is not None:
+            self._until = self._clock.now() + notice.until - self._clock.wall()
         self._publish(notice=notice)
+        self.date_notice()
+
+    def date_notice(self) -> None:
+        """Have the next beat give the notice's end in served time, where what was given is not right any more."""
+        notice, now = self._lease.facts.notice, self._clock.now()
+        if notice is None or not self._snapshot.complete:
+            return
+        until = max(1, self._snapshot.served(now) + millis(self._until - now))
+        if not notice.until_served or abs(until - notice.until_served) > millis(NOTICE_STEP):
+            self._publish(notice=notice.model_copy(update={"until_served": until}))
 
     def note(self, kind: str, text: str) -> None:
         """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""

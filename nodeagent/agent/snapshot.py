@@ -357,12 +357,11 @@ class Snapshot:
     ) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit. ``queues``: the
         tree that is acted on; ``windows``: likewise; the very same objects until they change."""
-        ahead = min(max(0.0, now - self._at), self._timing.credit)
         if self._nodes_shown is None:
             self._nodes_shown = dict(self._nodes)
         if self._usage_shown is None:
             self._usage_shown = dict(self._usage)
-        served, jobs, refused = self._served + millis(ahead), self.jobs, refused or _NONE_REFUSED
+        served, jobs, refused = self.served(now), self.jobs, refused or _NONE_REFUSED
         if self._unread_jobs[0] is not self.unread:
             uids = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
             self._unread_jobs = self.unread, uids
@@ -428,6 +427,10 @@ class Snapshot:
             found = replace(found, nodes=last.nodes)
         self._closing, self._closed_at = (of, found), served
         return found
+
+    def served(self, now: float) -> int:
+        """Served time at ``now``."""
+        return self._served + millis(min(max(0.0, now - self._at), self._timing.credit))
 
     def time_of(self, served: int) -> float:
         """When (our clock) the served clock gets there, at the earliest."""

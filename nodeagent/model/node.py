@@ -61,7 +61,9 @@ class Notice(Record):
     """The provider of this machine takes it away soon."""
 
     until: float
-    """Unix time, if it is known; otherwise an estimate."""
+    """Unix time, if it is known; otherwise an estimate. By this node's clock, for people only."""
+    until_served: int = Field(default=0, ge=0)
+    """The same in served time (ms), by the time that was left when the notice was first seen; 0: not known yet."""
     text: str
     """From when on, and where the notice comes from: in words that follow "is", or by themselves."""
 

@@ -53,6 +53,45 @@ def test_a_gang_is_gone_before_the_machine_is(seconds: float) -> None:
     simulate(3, scenario)
 
 
+@pytest.mark.parametrize(("name", "ahead"), [("n1", 120), ("n3", -120)])
+def test_no_clock_that_is_wrong_takes_the_time_that_is_left(name: str, ahead: float) -> None:
+    """The workers of the whole gang were killed at once, and what was not saved was lost."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        clock = c.nodes[name].clock
+        right = clock.wall
+        clock.wall = lambda: right() + ahead  # type: ignore[method-assign]
+        notify(c, "n3", 120)
+        await running(c, 2)
+        generation = c.job("j").generation
+        assert generation is not None
+        assert (generation.planned, generation.grace, generation.cause.kind) == (True, None, "drain")
+
+    simulate(3, scenario)
+
+
+def test_the_time_that_is_left_goes_by_while_the_store_is_away() -> None:
+    """Served time does not."""
+
+    async def scenario(c: SimCluster) -> None:
+        notify(c, "n3", 120)
+        await asyncio.sleep(10)
+        c.frozen.close()
+        await asyncio.sleep(60)
+        c.frozen.open()
+        await asyncio.sleep(2)
+        other = c.nodes["n1"].agent
+        assert other is not None
+        view = other.cluster()
+        notice = view.nodes["n3"].facts.notice
+        assert notice is not None
+        assert abs(notice.until_served - view.served - 48_000) < 2000
+
+    simulate(3, scenario)
+
+
 def test_a_notice_that_is_taken_back_is_over() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)

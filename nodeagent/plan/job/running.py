@@ -214,7 +214,7 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
         text = f"{who} {', '.join(leaving)} {are} {_why_drained(cluster, leaving[0])}"
         if cluster.behind(job):
             return await_nodes(cluster, text)
-        grace = grace_left(cluster, job, leaving, wall)
+        grace = grace_left(cluster, job, leaving)
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
     if sick:
         text = "; ".join(one.text for one in sick)

@@ -184,10 +184,11 @@ def _look_for_spot(cluster: Cluster, before: _Spot | None) -> _Spot:
     return _Spot(seen(cluster), before.nodes if found == before.nodes else found)
 
 
-def grace_left(cluster: Cluster, job: JobRecord, nodes: Iterable[str], wall: float) -> float | None:
+def grace_left(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> float | None:
     """Seconds that workers have to leave, where these nodes are taken away sooner than the job's grace ends; None: all
-    of that. ``wall`` is Unix time."""
+    of that."""
     notices = (cluster.nodes[n].facts.notice for n in nodes)
     longest = job.spec.longest_grace
-    left = min((notice.until - wall - SPARE for notice in notices if notice is not None), default=longest)
+    ends = (notice.until_served for notice in notices if notice is not None and notice.until_served)
+    left = min(((end - cluster.served) / 1000 - SPARE for end in ends), default=longest)
     return max(0.0, round(left, 1)) if left < longest else None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Notice
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
@@ -23,7 +24,17 @@ from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import REPEATABLE, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    REPEATABLE,
+    WALL,
+    life,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    make_spec,
+)
 from tests.unit.plan.job.test_gang_properties import clusters
 from tests.unit.plan.nodes.test_availability import shifted
 
@@ -111,7 +122,8 @@ def test_none_is_kept_for_a_gang_that_would_not_use_it(spot: bool, kept: list[li
 
 
 def leaving(seconds: float) -> Notice:
-    return Notice(until=WALL + seconds, text="to be taken away at noon UTC")
+    """Its own wall clock is an hour behind."""
+    return Notice(until=WALL - 3600 + seconds, until_served=NOW + millis(seconds), text="to be taken away at noon UTC")
 
 
 @pytest.mark.parametrize(("seconds", "grace"), [(120.0, None), (20.0, 20.0 - SPARE), (1.0, 0.0)])
