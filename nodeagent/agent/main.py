@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
 EXIT_HELD = 75
-"""sysexits' EX_TEMPFAIL: another agent is this node still. systemd starts this one again."""
+"""sysexits' EX_TEMPFAIL: another agent is this node still, here or elsewhere. systemd starts this one again: it is this
+node when the other one has ended."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -112,6 +113,7 @@ def run(file: Path | None) -> None:
     import asyncio
 
     from nodeagent.agent.identity import LockHeldError
+    from nodeagent.agent.membership import IdTakenError
     from nodeagent.agent.serve import serve
     from nodeagent.osutil.stderr import lossy_stderr
     from nodeagent.spec.configfile import load_config
@@ -121,7 +123,7 @@ def run(file: Path | None) -> None:
     code = 0
     try:
         asyncio.run(serve(config, lambda: load_config(file, os.environ)))
-    except* LockHeldError as group:
+    except* (LockHeldError, IdTakenError) as group:
         _echo(group)
         code = EXIT_HELD
     except* _hopeless() as group:
@@ -144,14 +146,13 @@ def _load(file: Path | None) -> AgentConfig:
 def _hopeless() -> tuple[type[Exception], ...]:
     """What starting again cannot repair; each says what to do."""
     from nodeagent.agent.identity import IdentityError
-    from nodeagent.agent.membership import IdTakenError
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
     from nodeagent.store.endpoint import AccessError
     from nodeagent.trust.key import KeyFileError
 
-    return (AccessError, IdentityError, IdTakenError, KeyFileError, ListenError, StoreRefusedError, CheckError)
+    return (AccessError, IdentityError, KeyFileError, ListenError, StoreRefusedError, CheckError)
 
 
 def _echo(group: BaseExceptionGroup[BaseException]) -> None:

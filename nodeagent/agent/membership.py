@@ -117,6 +117,9 @@ class Membership:
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
+        """Held by who beats or joins."""
+        self._beats = 0
+        """Under way, or waiting for their turn."""
         self._urgent = Allowance(URGENT_AT_ONCE, URGENT_PER_SECOND)
         self._readiness: dict[str, Readiness] = {}
         self._readiness_sent: dict[str, Readiness] | None = None
@@ -139,7 +142,8 @@ class Membership:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
         ``recovering``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
         id)."""
-        await self._join(announced=False)
+        async with self._lock:  # a beat on its way, and what its refusal says, is of the life before
+            await self._join(announced=False)
 
     async def _join(self, *, announced: bool) -> None:
         """``announced``: the store has just been given what is known here. A node that joins counts as having come."""
@@ -215,22 +219,35 @@ class Membership:
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
-        if not self.joined:  # the store knows the start before this one: its refusal would read as a life that is lost
+        self._has_joined()
+        queued = self._beats > 0
+        self._beats += 1
+        try:
+            async with self._lock:
+                self._has_joined()  # the beat before may have found that this life is over
+                if queued and self.away_since is not None:
+                    raise StoreUnavailableError("the beat before was not answered: this one would not be either")
+                await self._read_all()
+        finally:
+            self._beats -= 1
+
+    def _has_joined(self) -> None:
+        """Raises StoreUnavailableError. The store knows the life, or the start, before: its refusal of a beat would
+        read as the end of this life."""
+        if not self.joined:
             raise StoreUnavailableError(f"this agent is not in the cluster: {self.reason}")
-        queued = self._lock.locked()
-        async with self._lock:
-            if queued and self.away_since is not None:
-                raise StoreUnavailableError("the beat before was not answered: this one would not be either")
-            more, offers = True, 0
-            self.next_lapse = None  # old news until it is answered: waiting for it would ask without a pause
-            while more:
-                try:
-                    more = (await self._beat()).more
-                except StoreRefusedError as refusal:
-                    offers += 1
-                    if refusal.code != "behind" or offers > OFFERS:
-                        raise
-                    await self._restore()
+
+    async def _read_all(self) -> None:
+        more, offers = True, 0
+        self.next_lapse = None  # old news until it is answered: waiting for it would ask without a pause
+        while more:
+            try:
+                more = (await self._beat()).more
+            except StoreRefusedError as refusal:
+                offers += 1
+                if refusal.code != "behind" or offers > OFFERS:
+                    raise
+                await self._restore()
 
     async def _restore(self) -> None:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from nodeagent.agent.main import EXIT_CONFIG, main
+from nodeagent.agent.main import EXIT_CONFIG, EXIT_HELD, main
 from nodeagent.trust.key import ClusterKey
 
 
@@ -42,6 +42,21 @@ def test_without_a_key_the_agent_does_not_start(tmp_path: Path) -> None:
     assert f"there is no cluster key at {key}: make one with `nodeagent keygen {key}`" in result.stderr
     assert "copy it to every node" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_id_that_another_agent_has_is_tried_again(tmp_path: Path) -> None:
+    """It ends with the other agent, so it is no mistake in this one's config, after which nobody starts it again."""
+    file = tmp_path / "nodeagent.yaml"
+    file.write_text("node: {id: n1}\n")
+    code = f"""
+from nodeagent.agent import main, membership, serve
+async def taken(*_):
+    raise ExceptionGroup("tasks", [membership.IdTakenError("node id n1 is held by an agent at n2")])
+serve.serve = taken
+main.main(["run", "--config", {str(file)!r}])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (EXIT_HELD, "nodeagent: node id n1 is held by an agent at n2\n")
 
 
 def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ another life holds is given up."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -176,6 +177,75 @@ async def test_nothing_is_published_before_the_agent_has_joined(tmp_path: Path) 
     assert not again.lost
     await again.join()
     await again.beat()
+
+
+class Held(HereStore):
+    """Each beat of a life that has joined waits until ``go`` is set."""
+
+    go: asyncio.Event
+    beats: list[Incarnation]
+    away = False
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        self.beats.append(beat.incarnation)
+        await self.go.wait()
+        if self.away:
+            raise StoreUnavailableError("it does not answer")
+        return await super().beat(beat)
+
+
+async def test_no_beat_goes_in_a_life_that_has_not_joined_yet(tmp_path: Path) -> None:
+    """Beats of callers had waited for their turn while the agent stood still. The first heard that the node had left,
+    one of the next went in the new life, before that had joined, and its refusal counted as the new life's end: the
+    agent took a third one, and its own second one for another agent's."""
+    clock = Clock()
+    server = Server(clock.now)
+    store, lease_process = Held(server), HereStore(server)
+    store.go, store.beats = asyncio.Event(), []
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    await lease_process.leave("n1", lease.incarnation)
+    waiting = [asyncio.create_task(lease.beat()) for _ in range(4)]
+    await asyncio.sleep(0)
+
+    async def come_back() -> None:
+        with pytest.raises(StoreRefusedError, match="has left"):
+            await waiting[0]
+        lease.renew_life()
+        await lease.join()
+
+    back = asyncio.create_task(come_back())
+    store.go.set()
+    with contextlib.suppress(StoreRefusedError, StoreUnavailableError):
+        await asyncio.gather(*waiting, return_exceptions=True)
+    await back
+    second = lease.incarnation
+    assert (lease.joined, lease.lost, second.life != "a") == (True, False, True)
+    assert [beat.life for beat in store.beats] == ["a"], "what waited was not sent"
+    await lease.beat()
+    assert lease.incarnation == second
+
+
+async def test_beats_that_wait_while_the_store_is_away_are_not_sent(tmp_path: Path) -> None:
+    """Each would cost a timeout. Between one beat's end and the next one's turn none seemed to wait."""
+    clock = Clock()
+    store = Held(Server(clock.now))
+    store.go, store.beats, store.away = asyncio.Event(), [], True
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+
+    async def twice() -> None:
+        for why in ("does not answer", "the beat before"):
+            with pytest.raises(StoreUnavailableError, match=why):
+                await lease.beat()
+
+    first, second = asyncio.create_task(twice()), asyncio.create_task(lease.beat())
+    await asyncio.sleep(0)
+    store.go.set()
+    with pytest.raises(StoreUnavailableError, match="the beat before"):
+        await second
+    await first
+    assert len(store.beats) == 1
 
 
 async def test_usage_goes_along_when_pods_are_published(tmp_path: Path) -> None:
