@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import ClientRequest, web
+from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.tracing import Trace
@@ -32,6 +34,8 @@ from nodeagent.api.locallogs import Query
 from nodeagent.api.remote import CHALLENGE
 from nodeagent.api.requests import OWN_ONLY, flag
 from nodeagent.model.node import NodeRecord
+from nodeagent.osutil.linux import refuse_descriptors
+from nodeagent.osutil.untrusted import peer
 from nodeagent.trust.certificate import genuine
 from nodeagent.trust.ticket import Ticket, subject, write
 
@@ -94,16 +98,25 @@ def way_to(view: AgentView, node: NodeRecord) -> Way | str:
 
 
 class _AgentsSocket(aiohttp.UnixConnector):
-    """Nothing is sent to a process of another user, whatever path it listens at."""
+    """Nothing is sent to, or read of, a process of another user, whatever path it listens at."""
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
-        found = await super()._create_connection(req, traces, timeout)
-        uid, _ = auth.peer_of(found.transport)
-        if uid not in (0, os.geteuid()):
-            found.close()
-            raise PeerRefusedError(f"user {uid} listens at {self.path}, who is not the agent's")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            refuse_descriptors(sock)
+            sock.setblocking(False)
+            sock.connect(self.path)  # at once, or not at all
+            _, uid = peer(sock)
+            if uid not in (0, os.geteuid()):
+                raise PeerRefusedError(f"user {uid} listens at {self.path}, who is not the agent's")
+            _, found = await self._loop.create_unix_connection(self._factory, sock=sock)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError) and not isinstance(error, PeerRefusedError):
+                raise UnixClientConnectorError(self.path, req.connection_key, error) from error
+            raise
         return found
 
 

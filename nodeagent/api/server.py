@@ -37,6 +37,7 @@ from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.throttle import Throttle, throttle_middleware
 from nodeagent.api.windows import WindowRoutes
+from nodeagent.osutil.linux import refuse_descriptors
 
 
 def _of_ours(record: logging.LogRecord) -> bool:
@@ -165,6 +166,7 @@ class ApiServer:
         path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(_make_way, path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        refuse_descriptors(sock)
         # Bound under another name, given its final mode, then renamed: no client ever sees it unfinished.
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)

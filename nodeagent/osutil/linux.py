@@ -38,6 +38,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _SUN_PATH = 107
+_SO_PASSRIGHTS = 83
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 ENVIRON_MAX = 8 << 20
@@ -447,6 +448,25 @@ def bind_private(link: socket.socket, path: Path) -> None:
             link.bind(short)
     finally:
         os.umask(before)
+
+
+def refuse_descriptors(link: socket.socket) -> bool:
+    """From now on nobody can pass a descriptor to this unix socket, or to the connections that it accepts: who tries
+    gets EPERM. The kernel closes those that nobody takes in the thread that reads, and the sender chooses how long that
+    lasts (a TCP socket that lingers). False: the kernel is older than Linux 6.16, and cannot."""
+    try:
+        link.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return False
+    return True
+
+
+def can_refuse_descriptors() -> bool:
+    """Whether this kernel can."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        return refuse_descriptors(link)
 
 
 def listens(path: str | Path, seconds: float) -> bool:

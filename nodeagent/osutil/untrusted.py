@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from nodeagent.osutil.linux import detach_mount, unseen
+from nodeagent.osutil.linux import detach_mount, refuse_descriptors, unseen
 
 if TYPE_CHECKING:
     import asyncio
@@ -176,6 +176,7 @@ class UntrustedFolder:
             at = _pinned(self.fd, name, stat.S_ISSOCK, {self.owner})
             try:
                 link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                refuse_descriptors(link)
                 try:
                     link.setblocking(False)
                     link.connect(f"/proc/self/fd/{at}")

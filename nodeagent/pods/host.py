@@ -34,6 +34,7 @@ from nodeagent.osutil.linux import (
     pidfd_ended,
     power_mark,
     prefer_session,
+    refuse_descriptors,
     stat_fields,
 )
 from nodeagent.osutil.untrusted import (
@@ -412,6 +413,7 @@ class ShimHost:
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A child of ours, and a connection to it."""
         ours, theirs = socket.socketpair()
+        refuse_descriptors(ours)
         switch: dict[str, Any] = {}
         if os.geteuid() == 0:
             switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from nodeagent.api.auth import name_of
 from nodeagent.api.subuids import SUBORDINATES
 from nodeagent.ctl.main import cli
+from nodeagent.osutil.linux import can_refuse_descriptors
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 from nodeagent.store import client
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
@@ -54,6 +55,11 @@ def quiet():
     connected.settimeout(30)
     connected.connect(path)
     return connected
+def refused(call):
+    try:
+        return call()
+    except OSError as error:
+        return type(error).__name__
 print(json.dumps(ATTACK))
 """
 
@@ -342,6 +348,15 @@ def test_stop_without_a_name(agent: LiveAgent, verb: str) -> None:
     method, path = {"stop": ("POST", "/v1/jobs/only/stop"), "delete": ("DELETE", "/v1/jobs/only")}[verb]
     answers = attack(agent, ASK, [(method, path, '{"request_id": "r"}')])
     assert f"job 'only' belongs to {name_of(ORDINARY)}; {NAME} may read it, not change it" in refusals(answers, 403)
+
+
+@pytest.mark.skipif(not can_refuse_descriptors(), reason="a kernel older than Linux 6.16")
+def test_a_descriptor_that_takes_long_to_close(agent: LiveAgent) -> None:
+    """A TCP socket that lingers: root's agent, which took no descriptor, closed it in its loop. One message of an
+    account ended what trained on a node."""
+    code = "(lambda link: [refused(lambda: socket.send_fds(link, [b'GET'], [0])), link.send(b'GET')])(quiet())"
+    assert attack(agent, code) == ["PermissionError", 3]
+    ordinary_goes_on(agent)
 
 
 LISTENS = """

@@ -42,6 +42,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "agent/metrics.py": ("open", OWN),
     "agent/systemd.py": ("AF_UNIX read_text", KERNEL + "; systemd's own socket"),
     "api/auth.py": ("AF_UNIX", "asks which kind of socket a caller came by"),
+    "api/forward.py": ("AF_UNIX", "another agent's socket: nothing is read of it unless root or the own user listens"),
     "api/server.py": ("AF_UNIX chmod mkdir rename unlink", OWN),
     "api/loopback.py": ("read_bytes", "nodeagent's own files"),
     "api/remote.py": ("open", ADMIN),
@@ -102,7 +103,7 @@ MET: dict[str, tuple[str, str]] = {
     "agent/savedview.py": ("loads", FILE + "; each line is signed"),
     "agent/serve.py": ("connect", "the store"),
     "api/forward.py": (
-        "loads",
+        "connect create_unix_connection loads",
         "another agent, by https with the cluster's certificate, or at the socket of root or the agent's own user; "
         "bounded, and what is no JSON, or is nested too deeply, is refused",
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,12 +16,14 @@ import pytest
 from nodeagent.osutil.linux import (
     MARK,
     ReplacedFile,
+    can_refuse_descriptors,
     has_mark,
     is_running,
     keep_damaged,
     kill_marked,
     marked,
     proc_stat,
+    refuse_descriptors,
     saves_itself,
     stat_fields,
     write_atomic,
@@ -170,3 +174,29 @@ def test_without_a_descriptor_nothing_is_taken_for_dead() -> None:
             assert seen[0] is False and seen[-1] is True
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(not can_refuse_descriptors(), reason="a kernel older than Linux 6.16")
+def test_who_passes_a_descriptor_is_refused_and_bytes_come(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        listener.bind(str(tmp_path / "s"))
+        assert refuse_descriptors(ours) and refuse_descriptors(listener)
+        listener.listen()
+        caller.connect(str(tmp_path / "s"))
+        for sender in (theirs, caller):
+            with pytest.raises(PermissionError):
+                socket.send_fds(sender, [b"x"], [0])
+            sender.sendall(b"plain")
+        accepted, _ = listener.accept()
+        with accepted:
+            assert (ours.recv(16), accepted.recv(16)) == (b"plain", b"plain")
+
+
+def test_a_kernel_that_cannot_refuse_descriptors_is_no_error() -> None:
+    class Old(socket.socket):
+        def setsockopt(self, *_: object) -> None:
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    with Old(socket.AF_UNIX) as link:
+        assert refuse_descriptors(link) is False

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import pytest
 
 from nodeagent.osutil import untrusted
+from nodeagent.osutil.linux import can_refuse_descriptors
 from nodeagent.osutil.untrusted import (
     VALUES_MAX,
     AsideByOwner,
@@ -162,6 +163,12 @@ def test_connecting(tmp_path: Path) -> None:
         listener.listen(0)
         link, pid = folder.connect("s")
         assert pid == os.getpid()
+        if can_refuse_descriptors():
+            accepted, _ = listener.accept()
+            with accepted, pytest.raises(PermissionError):
+                socket.send_fds(accepted, [b"x"], [0])
+            link.close()
+            link, _ = folder.connect("s")
         with pytest.raises(UntrustedError, match="too many wait"):  # nobody accepts: it is not waited for
             for _ in range(3):
                 folder.connect("s")[0].close()
