@@ -42,7 +42,8 @@ from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
-from nodeagent.osutil.linux import boot_id
+from nodeagent.osutil.lingering import end_lingering
+from nodeagent.osutil.linux import boot_id, can_refuse_descriptors
 from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
@@ -69,6 +70,17 @@ LEAVE_MARGIN = 10.0
 """Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 
 
+def _end_lingering() -> None:
+    """Where descriptors of others cannot be refused."""
+    log = structlog.get_logger("agent")
+    if can_refuse_descriptors():
+        return
+    try:
+        end_lingering(lambda: log.warning("somebody passes descriptors to this agent that take long to close"))
+    except OSError as error:
+        log.warning("a descriptor that somebody passes to this agent may stop it: use Linux 6.16", why=str(error))
+
+
 async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
     """Until a signal ends it in order; ``again`` reads the config anew. Raises what the parts raise at their start."""
     setup_logging(config.log)
@@ -83,6 +95,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         closing.callback(identity.release)
         await take_in_turn(identity)
         log = structlog.get_logger("agent").bind(node=node)
+        _end_lingering()
         gpus, problem = await _gpus(config)
         if problem:
             log.warning("GPUs", why=problem)

@@ -27,7 +27,6 @@ from typing import Literal
 from nodeagent import hardware_missing
 from nodeagent.doctor.cluster import store_findings
 from nodeagent.model.facts import Finding, FolderFacts, HostFacts
-from nodeagent.osutil.linux import can_refuse_descriptors
 from nodeagent.osutil.tcp import listening
 from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import Placed
@@ -82,7 +81,6 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
     return HostFacts(
         node=node,
         root=root,
-        descriptors_refused=can_refuse_descriptors(),
         folders=tuple(
             look_at_folder(f"dirs.{key}", path)
             for key, path in (("run", dirs.run), ("state", dirs.state), ("logs", dirs.logs))

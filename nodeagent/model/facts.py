@@ -50,8 +50,6 @@ class HostFacts(Record):
     node: str
     root: bool
     """The agent runs as root, for jobs of several users."""
-    descriptors_refused: bool = True
-    """The kernel lets a program refuse descriptors that others pass to its sockets."""
     folders: tuple[FolderFacts, ...] = ()
     shm_free: int | None = None
     """Bytes free in /dev/shm."""

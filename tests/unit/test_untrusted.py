@@ -77,6 +77,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "trust/ledger.py": ("mkdir read_text", OWN),
     "pods/cgroup.py": ("iterdir mkdir read_text rmdir write_text", KERNEL),
     "pods/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
+    "osutil/lingering.py": ("open", KERNEL),
     "osutil/linux.py": (
         "AF_UNIX iterdir open read_text scandir unlink write_text",
         KERNEL + "; write_atomic is used " + OWN + "; listens is the tool's",

@@ -34,7 +34,7 @@ def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
         _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _hardware, _clock,
-        _kernel, _containers, _unknown,
+        _containers, _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
     order = ("error", "warning", "info")
@@ -168,15 +168,6 @@ def _clock(facts: HostFacts) -> Iterator[Finding]:
             f"its clock is made to run {abs(facts.clock_rate):.1%} too {way} (chrony slews it): leases and fences are "
             "measured with it, and bear 1 %",
             "maxslewrate 8000 in chrony's config (/etc/chrony/conf.d/nodeagent.conf), then systemctl restart chrony",
-        )
-
-
-def _kernel(facts: HostFacts) -> Iterator[Finding]:
-    if facts.root and not facts.descriptors_refused:
-        yield _warning(
-            "this kernel is older than Linux 6.16: any account of this machine can stop root's agent with a descriptor "
-            "that it sends, and the node's workers end",
-            "run a kernel from 6.16 on where accounts are not trusted (docs/security.md)",
         )
 
 

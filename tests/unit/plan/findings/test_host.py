@@ -34,7 +34,6 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "ports.rendezvous: overlap",
         "choose others",
     ),
-    ({"descriptors_refused": False}, "warning", "any account of this machine can stop root's agent", "from 6.16 on"),
     ({"clock_rate": 0.083333}, "error", "8.3% too fast", "maxslewrate"),
     ({"clock_rate": -0.0123}, "error", "1.2% too slow", "maxslewrate"),
     ({"ports_taken": 480}, "error", "480 of the ports 29400-29899 are taken", "ss -ltnp"),
@@ -90,7 +89,6 @@ def test_a_folder_that_is_wrong(change: dict[str, Any], severity: str, what: str
         {"interface_state": "unknown"},
         {"shm_free": None, "shm_total": None},
         {"ports_taken": None},
-        {"descriptors_refused": False, "root": False},
     ],
 )
 def test_what_does_not_matter_or_is_not_known_is_no_fault(change: dict[str, Any]) -> None:
