@@ -295,11 +295,12 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
 
     await agent.tried.wait()
     server_type, https_type = await asyncio.to_thread(load)
-    async with server_type(agent, metrics) as server:
+    async with server_type(agent, metrics, notify=agent.advert.http) as server:
         ready()
-        agent.advert.http(server.http_url)
-        await https_type(agent, metrics, address, agent.advert.https, throttle=server.throttle).run()
-        await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.run())
+            tasks.create_task(https_type(agent, metrics, address, agent.advert.https, throttle=server.throttle).run())
+            await asyncio.Event().wait()
 
 
 async def _watch_health(agent: Agent) -> None:

@@ -19,6 +19,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
 from nodeagent.api.limits import JobSizes, filled, limits_json, owned, room_of_users, unlimited
+from nodeagent.api.listening import why_not
 from nodeagent.api.published import cuts_of
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import Filled, Quota
@@ -75,7 +76,8 @@ class DoctorRoutes:
         )
         room = room_of_users()
         have = await self._filled(auth.database(request))
-        standing = self._standing().model_copy(update={"most": tuple(largest(have, room))})
+        more_of_it = {"most": tuple(largest(have, room)), "loopback": await self._loopback()}
+        standing = self._standing().model_copy(update=more_of_it)
         found: list[Placed] = [(here, f) for f in (*judge_agent(standing), *judge_host(host))]
         found += [("store", f) for f in store]
         found += judge_recovery(view.health().store_waits)
@@ -109,6 +111,12 @@ class DoctorRoutes:
             and me.facts.https is None
             and serves(self.view.config.api.listen, me.facts.address),
         )
+
+    async def _loopback(self) -> str:
+        me = self.view.me()
+        if me is None or me.facts.http:
+            return ""
+        return await asyncio.to_thread(why_not, self.view.config.ports.api)
 
     async def _host(self) -> HostFacts:
         from nodeagent.agent.machine import find_address

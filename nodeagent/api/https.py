@@ -23,12 +23,13 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
+from nodeagent.api.listening import RETRY, keep_trying
 from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import create_app, create_runner
 from nodeagent.api.throttle import Throttle
 from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import serves
-from nodeagent.trust.certificate import CertificateError, server_context
+from nodeagent.trust.certificate import server_context
 from nodeagent.trust.ticket import Gate
 
 
@@ -56,7 +57,7 @@ class ServerBounds:
     """Time for a request's body to arrive."""
     keepalive: float = 15.0
     """Time between two requests of one connection."""
-    retry: float = 10.0
+    retry: float = RETRY
     """Time until the next attempt if the address or the certificate could not be used."""
 
 
@@ -92,15 +93,11 @@ class HttpsServer:
     async def run(self) -> None:
         """Serve until cancelled; returns at once if nothing is to be served."""
         SSLProtocol.max_size = TLS_BUFFER
-        answered = ""
-        while serves(self._view.config.api.listen, self._address):
-            try:
-                await self._serve()
-            except (OSError, CertificateError) as error:
-                if str(error) != answered:
-                    answered = str(error)
-                    self._log.warning("others are not served over https", why=answered, address=self._address)
-            await asyncio.sleep(self._bounds.retry)
+        if serves(self._view.config.api.listen, self._address):
+            await keep_trying(self._serve, self._fail, self._bounds.retry)
+
+    def _fail(self, why: str) -> None:
+        self._log.warning("others are not served over https", why=why, address=self._address)
 
     async def _serve(self) -> None:
         view, config = self._view, self._view.config

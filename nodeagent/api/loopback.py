@@ -9,8 +9,6 @@ this machine's: a foreign web page could point a name of its own at 127.0.0.1, a
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -22,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.agent.metrics import CONTENT_TYPE, Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
-from nodeagent.osutil.tcp import ESTABLISHED, TABLES, sockets
+from nodeagent.osutil.tcp import ESTABLISHED, TABLES, sockets, written
 
 PATHS = ("/healthz", "/readyz", "/metrics")
 """Paths for every caller: probes and Prometheus do not identify themselves. The metrics name jobs, so they are answered
@@ -197,20 +195,9 @@ def _ends(request: web.Request) -> tuple[End, End]:
 
 def end_owner(client: End, mine: End) -> int | None:
     """The user of the process that holds the client's end; None: the process is on another machine, or gone."""
-    ends = [(_hex(*client), _hex(*mine)), (_mapped(*client), _mapped(*mine))]
-    for table, (there, here) in zip(TABLES, ends, strict=True):
+    for table, there, here in zip(TABLES, written(client[0]), written(mine[0]), strict=True):
+        ends = f"{there}:{client[1]:04X}", f"{here}:{mine[1]:04X}"
         for one in sockets(table):
-            if (one.own, one.other, one.state) == (there, here, ESTABLISHED):
+            if (one.own, one.other) == ends and one.state == ESTABLISHED:
                 return one.uid
     return None
-
-
-def _hex(address: str, port: int) -> str:
-    """The address in the kernel's notation: words in the machine's byte order."""
-    word = int.from_bytes(socket.inet_aton(address), sys.byteorder)
-    return f"{word:08X}:{port:04X}"
-
-
-def _mapped(address: str, port: int) -> str:
-    marker = int.from_bytes(b"\0\0\xff\xff", sys.byteorder)
-    return f"{0:016X}{marker:08X}{_hex(address, port)}"

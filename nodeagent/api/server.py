@@ -5,13 +5,16 @@ metrics and the status page on loopback HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -26,6 +29,7 @@ from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.jobs import JobRoutes
+from nodeagent.api.listening import LOOPBACK, OTHER_PORT, RETRY, keep_trying, why_not
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
 from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
@@ -113,7 +117,6 @@ HEADERS = 32
 connections a quarter of a gigabyte."""
 BACKLOG = 128
 """Connections that wait in the kernel to be accepted."""
-LOOPBACK = "127.0.0.1"
 
 
 def create_runner(app: web.Application, **more: Any) -> web.AppRunner:
@@ -126,15 +129,24 @@ def create_runner(app: web.Application, **more: Any) -> web.AppRunner:
 
 
 class ListenError(Exception):
-    """An address cannot be used. ``str()`` says which, why, and what to do."""
+    """The unix socket cannot be used. ``str()`` says which, why, and what to do."""
 
 
 class ApiServer:
-    """``async with ApiServer(view, metrics) as server``: it listens inside, and leaves nothing behind after."""
+    """``async with ApiServer(view, metrics) as server``: it listens inside, and leaves nothing behind after. Call
+    ``run``, too."""
 
     def __init__(
-        self, view: AgentView, metrics: Metrics, throttle: Throttle | None = None, users: UserDatabase = DATABASE
+        self,
+        view: AgentView,
+        metrics: Metrics,
+        throttle: Throttle | None = None,
+        users: UserDatabase = DATABASE,
+        *,
+        notify: Callable[[str], None] = lambda _url: None,
+        retry: float = RETRY,
     ) -> None:
+        """``notify`` is called with the url of loopback HTTP, once it listens."""
         self._view = view
         self._metrics = metrics
         self.throttle = Throttle(lambda: view.config.limits) if throttle is None else throttle
@@ -143,6 +155,7 @@ class ApiServer:
         self._runners: list[web.AppRunner] = []
         self._listening: dict[web.AppRunner, asyncio.Server] = {}
         self._inode: tuple[int, int] | None = None
+        self._notify, self._retry = notify, retry
         self.socket_path = view.config.dirs.run / "api.sock"
         """The unix socket."""
         self.http_url = ""
@@ -152,7 +165,8 @@ class ApiServer:
         """Start listening. Raises ``ListenError``."""
         try:
             await self._listen_unix()
-            await self._listen_http()
+            with contextlib.suppress(OSError):  # ``run`` says why
+                await self._listen_http()
         except BaseException:
             await self.close()
             raise
@@ -160,6 +174,11 @@ class ApiServer:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
+
+    async def run(self) -> None:
+        """Returns once loopback HTTP listens, which it tries until it can."""
+        if not self.http_url:
+            await keep_trying(self._listen_http, self._complain, self._retry)
 
     async def _listen_unix(self) -> None:
         path = self.socket_path
@@ -186,21 +205,29 @@ class ApiServer:
         self._listening[runner] = await loop.create_unix_server(guests, sock=sock, backlog=BACKLOG)
 
     async def _listen_http(self) -> None:
+        """Raises OSError."""
         port = self._view.config.ports.api
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
-            raise ListenError(
-                f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; another program (or agent) has it: "
-                f"choose another ports.api, or 0 for any free one"
-            ) from error
+            raise OSError(await asyncio.to_thread(why_not, port, error)) from error
+        try:
+            runner, server = await self._runner(local_socket=False)
+            guests, loop = LoopbackGuests(server), asyncio.get_running_loop()
+            self._listening[runner] = await loop.create_server(guests, sock=sock, backlog=BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
         self.http_url = f"http://{LOOPBACK}:{sock.getsockname()[1]}"
-        runner, server = await self._runner(local_socket=False)
-        guests, loop = LoopbackGuests(server), asyncio.get_running_loop()
-        self._listening[runner] = await loop.create_server(guests, sock=sock, backlog=BACKLOG)
+        self._notify(self.http_url)
+
+    def _complain(self, why: str) -> None:
+        log = structlog.get_logger("api").bind(node=self._view.node)
+        log.warning("health and metrics are not served on loopback yet", why=why, fix=OTHER_PORT)
 
     async def _runner(self, local_socket: bool) -> tuple[web.AppRunner, Server]:
         app = create_app(

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from collections.abc import Callable, Container, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The second lists the ends of dual-stack clients, too."""
 ESTABLISHED, LINGERS, LISTENS = "01", "06", "0A"
+
+
+ROWS_MAX = 1 << 16
+"""Rows of a table among which the holders of a port are looked for; those who listen come first."""
 
 
 class TcpSocket(NamedTuple):
@@ -90,6 +96,21 @@ def listeners(ask: Callable[[], dict[int, set[int]]] = _asked_for) -> dict[int, 
                 if one.state == LISTENS:
                     found.setdefault(one.port, set()).add(one.uid)
         return found
+
+
+def written(address: str) -> tuple[str, str]:
+    """An IPv4 address as the tables have it: words in the machine's byte order; in the second one as IPv6 maps it."""
+    word = f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}"
+    return word, f"{0:016X}{int.from_bytes(bytes((0, 0, 255, 255)), sys.byteorder):08X}{word}"
+
+
+def holders(address: str, port: int) -> set[int]:
+    """Users (uids) whose sockets keep others from listening at this IPv4 address, as far as the kernel lists them (see
+    ``owners``) among ``ROWS_MAX`` of each table. Raises OSError."""
+    places = {*written(address), *written("0.0.0.0"), "0" * 32}
+    ends = {f"{place}:{port:04X}" for place in places}
+    rows = chain.from_iterable(islice(sockets(table), ROWS_MAX) for table in TABLES)
+    return {one.uid for one in rows if one.own in ends and one.state != LINGERS}
 
 
 def owners(ports: Container[int]) -> dict[int, set[int]]:

@@ -56,6 +56,8 @@ class AgentStanding(Record):
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
+    loopback: str = ""
+    """Why it serves no health and metrics on loopback; empty if it does."""
     https_missing: bool = False
     """It is to serve others over https, and does not."""
 
@@ -137,6 +139,13 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
             _error(
                 f"it cannot keep the jobs on its disk ({agent.unsaved}): no command is acknowledged by it",
                 "df -h and mount, for the folder dirs.state of its config",
+            )
+        )
+    if agent.loopback:
+        found.append(
+            _warning(
+                f"it serves no health and metrics here: {agent.loopback}; what answers there is another program",
+                "see what has it (ss -tanp), and have that end, or set another ports.api (0: any free port)",
             )
         )
     if agent.https_missing:

@@ -146,6 +146,7 @@ class FakeView:
             started=time.time() - 100,
             cpu_slots=4,
             api_socket=self.near.get(name, ""),
+            http="http://127.0.0.1:9470",
         )
         return facts.model_copy(update=self.unlike.get(name, {}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import structlog.testing
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.server import ApiServer, ListenError
+from nodeagent.ctl.client import Client
 from tests.unit.api.fakes import FakeView
 
 
@@ -61,16 +64,32 @@ async def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-async def test_a_taken_port_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
-    view = FakeView(tmp_path)
-    with socket.socket() as other:
+async def test_a_taken_port_ends_no_agent_and_is_listened_on_when_it_is_free(tmp_path: Path) -> None:
+    """Any account could have it in the moment of a restart: the agent ended as if its config were wrong, was never
+    started again, and what trained on the node ended."""
+    view, notified = FakeView(tmp_path), list[str]()
+    view.unlike["n1"] = {"http": ""}
+    await view.join()
+    with structlog.testing.capture_logs() as logged, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        ports = view.config.ports.model_copy(update={"api": other.getsockname()[1]})
-        view.config = view.config.model_copy(update={"ports": ports})
-        with pytest.raises(ListenError, match=r"ports\.api"):
-            await ApiServer(view, Metrics()).__aenter__()
+        port = other.getsockname()[1]
+        view.config = view.config.model_copy(update={"ports": view.config.ports.model_copy(update={"api": port})})
+        async with ApiServer(view, Metrics(), notify=notified.append, retry=0.01) as server:
+            running = asyncio.create_task(server.run())
+            found = await asyncio.to_thread(Client([str(server.socket_path)]).get, "/v1/doctor")
+            whose = f"cannot listen on 127.0.0.1:{port}; the port belongs to uid {os.geteuid()}"
+            assert [f for f in found["items"] if whose in f["what"]]
+            assert (notified, server.http_url) == ([], "")
+            other.close()
+            async with asyncio.timeout(30):
+                await running
+            assert notified == [server.http_url] == [f"http://127.0.0.1:{port}"]
+            async with aiohttp.ClientSession() as session, session.get(server.http_url + "/healthz") as answer:
+                assert answer.status == 200
     assert names(view.config.dirs.run) == []
+    (line,) = [line for line in logged if "not served on loopback" in line["event"]]
+    assert line["why"].endswith(f"Address already in use; the port belongs to uid {os.geteuid()}")
 
 
 @pytest.mark.parametrize(

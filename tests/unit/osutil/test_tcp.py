@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from nodeagent.osutil.tcp import listeners, owners
+import pytest
+
+from nodeagent.osutil.tcp import holders, listeners, owners
 
 
 def unknown() -> dict[int, set[int]]:
@@ -25,3 +27,17 @@ def test_listeners_are_the_same_however_the_kernel_is_asked() -> None:
         for found in (listeners(), listeners(unknown)):
             assert [found.get(port) for port in ports] == [me, me, None, None]
         assert owners(ports) == {os.getuid(): set(ports[:3])}, "and what is connected has an owner, too"
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_who_keeps_a_port_of_loopback_from_others(family: socket.AddressFamily) -> None:
+    """A listener at any address, also over IPv6, and who is connected from there."""
+    everywhere = "" if family == socket.AF_INET else "::"
+    with socket.create_server((everywhere, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as anywhere:
+        port = anywhere.getsockname()[1]
+        assert (holders("127.0.0.1", port), holders("127.0.0.2", port)) == ({os.getuid()}, {os.getuid()})
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            own = client.getsockname()[1]
+            assert (holders("127.0.0.1", own), holders("127.0.0.2", own)) == ({os.getuid()}, set())
+    with socket.create_server(("127.0.0.2", 0)) as another:
+        assert holders("127.0.0.1", another.getsockname()[1]) == set()

@@ -236,6 +236,11 @@ def test_the_agent_that_is_asked() -> None:
         ({"beyond": ("jobs",), "most": ("eve (9 jobs of 7 bytes)", "bob")}, "error", "to eve (9 jobs of 7 bytes), bob"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
+        (
+            {"loopback": "cannot listen: uid 5"},
+            "warning",
+            "no health and metrics here: cannot listen: uid 5",
+        ),
         ({"https_missing": True}, "warning", "serves nobody over https"),
     ]
     for change, severity, what in cases:
