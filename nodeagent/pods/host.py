@@ -46,6 +46,7 @@ from nodeagent.osutil.untrusted import (
     UntrustedFolder,
     aside,
 )
+from nodeagent.pods import become
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroup_of_unit, cgroups_left
 from nodeagent.pods.clearing import Clearing
@@ -411,25 +412,21 @@ class ShimHost:
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], log_file: BinaryIO, login: Login
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """A child of ours, and a connection to it."""
+        """A child of ours, and a connection to it. It is nobody's but ours until it is executed, which this waits for:
+        a user may stop what is his."""
         ours, theirs = socket.socketpair()
         refuse_descriptors(ours)
-        switch: dict[str, Any] = {}
         if os.geteuid() == 0:
-            switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
+            whom = [login.name, str(login.uid), str(login.gid), ",".join(map(str, login.groups))]
+            command = [sys.executable, "-ISP", become.__file__, *whom, *command]
         with theirs:
             try:
                 process = subprocess.Popen(
                     [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
-                    cwd="/", env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
+                    cwd="/", env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),),
                 )  # fmt: skip
-            except OSError as error:
+            except OSError:
                 ours.close()
-                if isinstance(error, PermissionError) and error.filename == self._how.python:
-                    raise UserError(
-                        f"user {login.name} may not run the agent's Python, {self._how.python}: install nodeagent "
-                        f"where every user can read it"
-                    ) from error
                 raise
         prefer_session(process.pid)  # the job's user may not
         return process, ours

@@ -29,6 +29,7 @@ from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc, start_time
 from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
+from nodeagent.pods.become import NOT_ALLOWED
 from nodeagent.pods.bounds import COUNT_MAX, bounded, check_lists, most_entries
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
@@ -166,6 +167,8 @@ class PodHandle:
         self._unhandled = deque[bytes]()
         """Lines that were read."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._may_pass = True
+        """Another start may do what this one could not."""
         self._pidfd = -1
         self._pid = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -267,7 +270,8 @@ class PodHandle:
         self._unwatch()
         self._stop_waiting()
         if self._process is not None:
-            self._process.wait()  # a readable pidfd: it does not block
+            code = self._process.wait()  # a readable pidfd: it does not block
+            self._may_pass = self._spoke or code != NOT_ALLOWED
             self._process = None
         self._detach()
         self.sweep()
@@ -303,7 +307,7 @@ class PodHandle:
             self._ended(self)
         elif not_started:
             self.retry_at = self._loop.time() + LOOK_AGAIN
-            self._set(phase="unfit", reason=f"the shim could not start: {not_started}", passing=True)
+            self._set(phase="unfit", reason=f"the shim could not start: {not_started}", passing=self._may_pass)
         else:
             self._set(
                 phase="gone", reason=self._why_dead, folder="", fork_server_pid=None, preforked={}, warming=False,

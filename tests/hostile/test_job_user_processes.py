@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,10 @@ from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroups_left
 from nodeagent.pods.folder import folder_name
+from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.pods.login import Login
 from nodeagent.shim.gang import STUCK_AFTER
+from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 from tests.processes import command_line
 
@@ -79,6 +84,10 @@ WAYS = {"own_session": 1, "twice": 1, "own_subreaper": 2, "of_a_thread": 1, "wit
 """How a process leaves its worker's group, and how many come of it. All but the last clear their environment."""
 
 
+STOPPED_UID = 61_017
+"""Nobody else's on this machine: all of its processes are stopped and killed."""
+BOUND = 30.0
+"""Seconds until an agent counts as held up for ever."""
 OTHER = 100000
 """A uid that the attacker has a file of with the setuid bit: of /etc/subuid, or an accomplice's."""
 
@@ -303,6 +312,78 @@ async def test_an_agent_that_starts_ends_what_no_pod_has_and_leaves_alone_what_o
             one.wait()
         for left in cgroups_left(other).values():
             left.remove()
+
+
+STOPPER = f"""
+import os, signal
+os.setresuid({STOPPED_UID}, {STOPPED_UID}, {STOPPED_UID})
+print("up", flush=True)
+while True:
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        pass
+"""
+
+
+@pytest.fixture
+def stopper() -> Iterator[subprocess.Popen[bytes]]:
+    """A user who stops each of his processes at once, whatever it is at."""
+    with subprocess.Popen([SYSTEM_PYTHON, "-Sc", STOPPER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+    for process_folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if process_folder.stat().st_uid == STOPPED_UID:
+                os.kill(int(process_folder.name), signal.SIGKILL)
+
+
+async def test_a_shim_that_its_user_stops_before_it_is_executed_holds_up_no_agent(
+    root: Path, stopper: subprocess.Popen[bytes]
+) -> None:
+    """Between its change of the user and its execution it was the user's, and the agent's loop waited for it."""
+    dirs = DirsConfig(run=root / "run", state=root / "state", logs=root / "logs")
+    host = ShimHost("n1", dirs, JobsConfig(), "127.0.0.1", (29400, 29899), ShimStart(SYSTEM_PYTHON))
+    login = Login("stopped", STOPPED_UID, STOPPED_UID, (STOPPED_UID, OTHER))
+    command = [SYSTEM_PYTHON, "-Sc", "import time; time.sleep(600)"]
+    with (root / "log").open("ab") as log:
+        for _ in range(40):
+            started = asyncio.get_running_loop().create_future()
+
+            def start(started: asyncio.Future[object] = started) -> None:
+                made = host._fork_shim(command, {}, log, login)
+                started.get_loop().call_soon_threadsafe(started.set_result, made)
+
+            threading.Thread(target=start, daemon=True).start()
+            process, link = await asyncio.wait_for(started, BOUND)
+            with link:
+                await wait_for(partial(is_stopped, process.pid))
+            process.kill()
+            process.wait()
+    assert stopper.poll() is None
+
+
+def is_stopped(pid: int) -> bool:
+    """As the user that it was to become, with that user's groups."""
+    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    uids, gids, groups = (set(map(int, lines[name].split())) for name in ("Uid", "Gid", "Groups"))
+    return lines["State"].startswith("T") and uids == gids == {STOPPED_UID} and groups == {STOPPED_UID, OTHER}
+
+
+async def test_a_python_that_a_jobs_user_may_not_run_is_named(root: Path) -> None:
+    private = root / "private"
+    private.mkdir(mode=0o700)
+    (private / "python").symlink_to(SYSTEM_PYTHON)
+    async with open_bench(root, str(private / "python")) as bench:
+        bench.host.prepare(UID, make_spec((SYSTEM_PYTHON, "-c", "pass"), bench.root / "job", user=ATTACKER))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason == (
+            f"the shim could not start: user {ATTACKER} may not run the agent's Python, {private}/python: install "
+            "nodeagent where every user can read it"
+        )
+        assert not status.passing
 
 
 async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
