@@ -18,6 +18,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.osutil.untrusted import (
     NotSeenError,
     OneAside,
+    PutAsideError,
     UntrustedError,
     UntrustedFolder,
     last_written,
@@ -144,6 +145,9 @@ class Retention:
         for one in outdated(left, *view, self._keep()) if view is not None else ():
             try:
                 await self._aside.run(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
+            except PutAsideError as error:
+                self._counted -= one.above == self._dirs.logs
+                self._log.error("what an ended job left is not all removed", why=str(error))
             except UntrustedError as error:
                 self._log.warning("what an ended job left is not removed", why=str(error))
                 if isinstance(error, NotSeenError):  # the next look sees the others again

@@ -1,25 +1,20 @@
-"""Whose the subordinate uids are. `/etc/subuid` lets a user have processes under thousands of uids (`newuidmap`), and
-each would have the limits of a user of its own: those of one user are counted together.
+"""Counts the subordinate uids of one user together: each would have the limits of a user of its own.
 
-Must never look up a name: what is counted is counted before anybody is looked up. Ranges that only the user database
-has (`subid: sss`) are not known here.
+Must never look up a name: what is counted is counted before anybody is looked up.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.api.auth import Key
+from nodeagent.osutil.subuids import FILE, ranges
 
-FILE = Path("/etc/subuid")
 FRESH = 30.0
 """Seconds after which it is looked whether root has changed the file."""
-BYTES_MAX = 1 << 18
-"""Bytes of it that are read: some ten thousand users. What comes after them is not known."""
 
 
 class SubordinateUids:
@@ -47,22 +42,13 @@ class SubordinateUids:
             version = (found.st_ino, found.st_mtime_ns, found.st_size)
             if version == self._version:
                 return
-            with self._file.open("rb", buffering=0) as file:
-                text = os.read(file.fileno(), BYTES_MAX).decode(errors="replace")
+            found_ranges = ranges(self._file)
         except OSError:  # no file: nobody has any
             self._version, self._ranges = None, []
             return
         self._version = version
-        self._ranges = sorted(filter(None, map(_range, text.splitlines())), key=lambda one: one[0])
-
-
-def _range(line: str) -> tuple[int, int, str] | None:
-    """Of ``ann:100000:65536``; nothing of what is no such line."""
-    user, _, numbers = line.strip().partition(":")
-    first, _, count = numbers.partition(":")
-    if not user or not all(text.isascii() and text.isdecimal() and len(text) <= 10 for text in (first, count)):
-        return None
-    return int(first), int(first) + int(count) - 1, f"subordinate uids of {user[:64]}"
+        keys = ((first, last, f"subordinate uids of {user[:64]}") for first, last, user in found_ranges)
+        self._ranges = sorted(keys, key=lambda one: one[0])
 
 
 SUBORDINATES = SubordinateUids()

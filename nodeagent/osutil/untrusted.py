@@ -18,7 +18,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,10 @@ NAMES_MAX = 10_000
 """The most entries of a folder that are read."""
 REMOVE_MAX = 1_000_000
 """The most entries that are removed with a tree; the rest of a larger tree stays."""
+NAME_KEPT = 200
+"""Bytes of its name that a folder keeps which is moved up before it is removed: it may be another user's."""
+ASIDE_ENDING = ".left"
+"""Of the name of a tree in which something is kept."""
 MOUNTS_MAX = 100
 """The most mounts on each other that are detached in one go."""
 ASIDE_MAX = 64
@@ -70,6 +74,11 @@ class NotSeenError(UntrustedError):
 
 class HungError(NotSeenError):
     """The look was begun, and did not come back in time."""
+
+
+class PutAsideError(UntrustedError):
+    """A tree that was to be removed holds what is other users'. All else is gone; the rest has another name, under
+    which nobody looks for it."""
 
 
 class UntrustedFolder:
@@ -395,7 +404,10 @@ def _detach(folder: int, name: str) -> None:
 def remove_tree(trusted: Path, name: str) -> None:
     """Remove the entry of this name, in a folder in which only this process's user writes. Follows no link. What is
     mounted there is detached, and nothing of it removed. Needs constant memory and descriptors at any depth: deeper
-    entries are moved up and removed there. Raises UntrustedError if something is left."""
+    entries are moved up and removed there. Raises UntrustedError if something is left.
+
+    As root it removes what the tree's owner could have removed, and no more: he may have moved another user's folders
+    there. What is in those is kept (``PutAsideError``)."""
     path = trusted / name
     with _naming(path):
         try:
@@ -409,43 +421,84 @@ def remove_tree(trusted: Path, name: str) -> None:
         else:
             return
     with UntrustedFolder(trusted, name) as top, _naming(path):
-        left = REMOVE_MAX
-        while names := top.names():
+        left, kept = REMOVE_MAX, dict[str, int]()
+        may_empty = _Emptied(top.owner)
+        while names := [entry for entry in top.names() if entry not in kept]:
             left -= len(names)
             if left < 0:
                 raise UntrustedError(f"{path} holds more than {REMOVE_MAX} entries")
             for entry in names:
-                _remove_entry(top.fd, entry)
-            if len(names) < NAMES_MAX and set(top.names()) == set(names):
+                if (whose := _remove_entry(top.fd, entry, may_empty)) is not None:
+                    kept[entry] = whose
+            if len(names) < NAMES_MAX and set(top.names()) - kept.keys() == set(names):
                 raise UntrustedError(f"{path}: what it holds cannot be removed")
+    if kept:
+        raise PutAsideError(_put_aside(path, kept, top.owner))
     with _naming(path):
         path.rmdir()
 
 
-def _remove_entry(top: int, name: str) -> None:
-    """Removes an entry of the folder; if it is a folder that is not empty, its entries are moved up first."""
+class _Emptied:
+    """Whose folders, in a tree of this owner, may be emptied: his, and those of his subordinate uids (a container's);
+    in a tree of root's, and for who is not root, everybody's, as far as the kernel allows it."""
+
+    def __init__(self, owner: int) -> None:
+        self._owner, self._all = owner, owner == 0 or os.geteuid() != 0
+        self._ranges: list[tuple[int, int, str]] | None = None
+
+    def has(self, uid: int) -> bool:
+        if self._all or uid == self._owner:
+            return True
+        if self._ranges is None:
+            from nodeagent.osutil.subuids import ranges_of
+
+            self._ranges = ranges_of(self._owner)
+        return any(first <= uid <= last for first, last, _ in self._ranges)
+
+
+def _put_aside(path: Path, kept: Mapping[str, int], owner: int) -> str:
+    """Gives what is left of the tree a name by which it is nobody's any more; what to say of it."""
+    aside_ = path
+    if not path.name.endswith(ASIDE_ENDING):
+        aside_ = path.with_name(f"{path.name}.{os.urandom(4).hex()}{ASIDE_ENDING}")
+        with _naming(path):
+            path.rename(aside_)
+    name, uid = next(iter(kept.items()))
+    more = f" and {len(kept) - 1} more folders" if len(kept) > 1 else ""
+    return (
+        f"{path} was to be removed, and what is not uid {owner}'s in it is kept, as {aside_}: {name!a} of uid "
+        f"{uid}{more}. Give it back to its owner, and remove the folder"
+    )
+
+
+def _remove_entry(top: int, name: str, may_empty: _Emptied) -> int | None:
+    """Removes an entry of the folder; if it is a folder that is not empty, its entries are moved up first. Of one that
+    stays, whose it is."""
     try:
         _in_place(partial(os.unlink, name, dir_fd=top), top, name)
-        return
+        return None
     except (IsADirectoryError, PermissionError):
         pass
     with suppress(OSError):
         _in_place(partial(os.rmdir, name, dir_fd=top), top, name)
-        return
+        return None
     fd = _opened(top, name, stat.S_ISDIR, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        if not may_empty.has(whose := os.fstat(fd).st_uid):
+            return whose
         with os.scandir(fd) as entries:
             inside = [entry.name for entry, _ in zip(entries, range(NAMES_MAX), strict=False)]
         for entry in inside:
             try:
                 _in_place(partial(os.unlink, entry, dir_fd=fd), fd, entry)
             except (IsADirectoryError, PermissionError):
-                up = f".{os.urandom(8).hex()}"
+                up = f"{os.fsdecode(os.fsencode(entry)[:NAME_KEPT])}.{os.urandom(8).hex()}"
                 _in_place(partial(os.rename, entry, up, src_dir_fd=fd, dst_dir_fd=top), fd, entry)
     finally:
         os.close(fd)
     with suppress(OSError):  # more than NAMES_MAX: the next round continues
         os.rmdir(name, dir_fd=top)
+    return None
 
 
 def _in_place(change: Callable[[], None], folder: int, name: str) -> None:

@@ -14,7 +14,15 @@ from functools import partial
 from pathlib import Path
 
 from nodeagent.osutil import units
-from nodeagent.osutil.untrusted import AsideByOwner, UntrustedError, detach, is_mounted, owner_of, remove_tree
+from nodeagent.osutil.untrusted import (
+    AsideByOwner,
+    PutAsideError,
+    UntrustedError,
+    detach,
+    is_mounted,
+    owner_of,
+    remove_tree,
+)
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import put_away
 
@@ -77,6 +85,9 @@ class Clearing:
                         return
                     folder, renamed = away, True
                 await self._remove_tree(folder)
+            except PutAsideError as error:
+                log.error("%s", error)
+                return
             except (UntrustedError, OSError) as error:
                 log.warning("%s is not removed yet: %s", folder, error)
             else:
@@ -90,7 +101,7 @@ class Clearing:
         try:
             await self._looks.run(owner_of(folder.parent, folder.name), str(folder), work, CLEAR_LIMIT)
         except UntrustedError as error:
-            if not self._unit:
+            if not self._unit or isinstance(error, PutAsideError):
                 raise
             try:
                 await units.start(units.remove_command(self._unit, folder))

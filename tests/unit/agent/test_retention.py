@@ -193,6 +193,24 @@ async def test_after_a_removal_that_hangs_no_other_begins(tmp_path: Path, monkey
     assert len(tried) == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root removes what is others'")
+async def test_output_with_another_users_folder_in_it_is_left_once_and_keeps_no_other(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    for number in (1, 2):
+        leave(dirs, number, written_days_ago=30)
+    output = dirs.logs / "train-00000001"
+    (output / "data").mkdir()
+    (output / "data" / "model").touch()
+    os.chown(output / "data", 61_019, 61_019)
+    os.chown(output, 61_018, 61_018)
+    os.utime(output, (NOW - 30 * DAY, NOW - 30 * DAY))
+    assert await after(dirs, []) == set()
+    (left,) = dirs.logs.iterdir()
+    assert (left / "data" / "model").exists()
+    assert await after(dirs, []) == set()
+    assert list(dirs.logs.iterdir()) == [left]
+
+
 async def test_links_are_not_followed(tmp_path: Path) -> None:
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
     leave(dirs, 1, written_days_ago=30)

@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from nodeagent.api import auth
-from nodeagent.api.subuids import BYTES_MAX, FRESH, SubordinateUids
+from nodeagent.api.subuids import FRESH, SubordinateUids
 from nodeagent.api.throttle import Throttle, throttle_middleware
+from nodeagent.osutil.subuids import BYTES_MAX
 from tests.unit.api.fakes import FakeView
 
 

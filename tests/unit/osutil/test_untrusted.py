@@ -24,6 +24,7 @@ from nodeagent.osutil.untrusted import (
     HungError,
     NotSeenError,
     OneAside,
+    PutAsideError,
     UntrustedError,
     UntrustedFolder,
     _naming,
@@ -257,6 +258,60 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     remove_tree(tmp_path, "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (tmp_path / "kept" / "file").exists()
+
+
+OWNER, OTHER, SUBORDINATE = 61_018, 61_019, 8_000_007
+
+
+def _tree(path: Path) -> None:
+    """A user's, into which he has moved folders of another user: he could do that, and could not empty them."""
+    for name, uid in (
+        ("", OWNER), ("sub", OWNER), ("sub/deep", OWNER), ("sub/data", OTHER), ("sub/data/precious", OTHER),
+        ("sub/deep/data", OTHER), ("sub/empty", OTHER), ("roots", 0), ("layer", SUBORDINATE),
+        ("layer/bin", SUBORDINATE),
+    ):  # fmt: skip
+        (path / name).mkdir()
+        (path / name / "f").touch()
+        os.chown(path / name / "f", OTHER, OTHER)
+        os.chown(path / name, uid, uid)
+    (path / "sub" / "empty" / "f").unlink()
+
+
+@pytest.fixture
+def subuids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "subuid"
+    file.write_text(f"{OWNER}:8000000:65536\n{OTHER}:9000000:65536\n")
+    monkeypatch.setattr("nodeagent.osutil.subuids.FILE", file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root removes what is others'")
+def test_what_other_users_have_in_a_tree_is_kept_and_put_aside(tmp_path: Path, subuids: None) -> None:
+    """Root removed what the tree's owner could move there, and could not remove."""
+    place = tmp_path / "pods"
+    place.mkdir()
+    _tree(place / "tree")
+    with pytest.raises(PutAsideError, match=rf"of uid (0|{OTHER}) ") as left:
+        remove_tree(place, "tree")
+    (aside_,) = place.iterdir()
+    assert aside_.name in str(left.value)
+    assert aside_.name.startswith("tree.")
+    kept = sorted(path.parent.name.split(".")[0] for path in aside_.rglob("f"))
+    assert kept == ["data", "data", "precious", "roots"]
+    with pytest.raises(PutAsideError):
+        remove_tree(place, aside_.name)
+    assert [path.name for path in place.iterdir()] == [aside_.name], "its name grows no longer"
+    for path in [aside_, *aside_.rglob("*")]:
+        os.chown(path, OWNER, OWNER)
+    remove_tree(place, aside_.name)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root removes what is others'")
+def test_of_a_tree_of_roots_all_is_removed(tmp_path: Path) -> None:
+    _tree(tmp_path / "tree")
+    os.chown(tmp_path / "tree", 0, 0)
+    remove_tree(tmp_path, "tree")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_removing_a_tree_without_bottom(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil import untrusted
-from nodeagent.osutil.untrusted import AsideByOwner, UntrustedError, remove_tree
+from nodeagent.osutil.untrusted import AsideByOwner, PutAsideError, UntrustedError, remove_tree
 from nodeagent.pods import clearing
 from nodeagent.pods.clearing import TRIES, Clearing
 from nodeagent.pods.folder import put_away
@@ -61,6 +61,24 @@ async def test_a_removal_that_fails_is_tried_again_some_times(
     assert len(tries) == TRIES
     assert len(names(folder.parent)) == (not passes)
     await cleared.close()
+
+
+async def test_what_was_put_aside_is_not_removed_again_and_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = list[str]()
+
+    def remove(trusted: Path, name: str) -> None:
+        tries.append(name)
+        raise PutAsideError(f"{trusted / name} holds what is uid 8's")
+
+    monkeypatch.setattr(clearing, "remove_tree", remove)
+    monkeypatch.setattr(clearing, "TRY_AGAIN", 0.001)
+    cleared = Clearing("nodeagent.service", AsideByOwner(), lambda _: False)
+    cleared.remove(folder)
+    await until(lambda: not cleared._tasks)
+    assert len(tries) == 1
+    assert [record.getMessage() for record in caplog.records] == [f"{folder.parent / tries[0]} holds what is uid 8's"]
 
 
 @pytest.mark.parametrize("in_use", [True, False])
