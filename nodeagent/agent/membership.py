@@ -36,7 +36,7 @@ is alive, not a dead one's rest. The rest of a lease may be long, where the stor
 MOST_NOTES = 16
 """Most notes in one beat."""
 
-HOPELESS = frozenset({"timing", "version"})
+HOPELESS = frozenset({"key", "timing", "version"})
 """Codes of refusals that this agent can do nothing about. Before its first join it ends with them. Later the store was
 changed under it, by hand or by an agent that does not belong there: it counts as away until that is put right."""
 
@@ -140,7 +140,7 @@ class Membership:
 
     async def join(self) -> None:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
-        ``recovering``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
+        ``recovering``: try again; those of ``HOPELESS``), IdTakenError (somebody else is alive under this
         id)."""
         async with self._lock:  # a beat on its way, and what its refusal says, is of the life before
             await self._join(announced=False)

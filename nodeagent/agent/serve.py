@@ -48,6 +48,7 @@ from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
+from nodeagent.store.base import KeyMark
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
@@ -100,7 +101,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         if problem:
             log.warning("GPUs", why=problem)
         address = find_address(config, os.environ)
-        store = connect(config.redis, config.cluster, config.timing.store_timeout)
+        seal = Seal(key, config.cluster)
+        mark = KeyMark(seal.digest, str(config.cluster_key))
+        store = connect(config.redis, config.cluster, config.timing.store_timeout, mark)
         closing.push_async_callback(store.close)
         unit = this_unit()
         door = LeasePort(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
@@ -133,7 +136,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
             node, config.timing, store, host, clock, random_id=lambda: secrets.token_hex(8), process=process,
             snapshot=Snapshot(config.timing), metrics=metrics, undecided=Undecided(node, metrics),
         )  # fmt: skip
-        trust = Trust(key, Seal(key, config.cluster), Writing(key, config.cluster))
+        trust = Trust(key, seal, Writing(key, config.cluster))
         state = config.dirs.state
         disk = OnDisk(FileDisk(state / "jobs.kept"), FileLedger(state / "trust.json"), state / "restarts.json")
         checks = preflight(config, node, diagnosis, clock)

@@ -34,6 +34,8 @@ SKEW = 2 * 3600
 believed, since it would convince for longer than its lifetime."""
 ADDRESS_MAX = 100
 """Characters of a bad address that are shown."""
+NAMED_MEMBERS = 3
+"""Nodes of a gang that a text names."""
 SEEN_AGAIN = 3600
 """Seconds after which it is written down anew that a job still lives."""
 SIGNATURES_AT_A_TIME = 512
@@ -85,7 +87,7 @@ class AdmissionVerifier:
 
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
         """Raises OSError where what was remembered cannot be read: without it, what has ended might run again."""
-        self._seal, self._ledger, self._metrics = seal, ledger, metrics
+        self._node, self._seal, self._ledger, self._metrics = node, seal, ledger, metrics
         kept = ledger.load()
         self._entries = kept.jobs
         self._judged: dict[str, _Judged] = {}
@@ -96,6 +98,8 @@ class AdmissionVerifier:
         self._unnamed = 0
         """Refusals since the log has last said of how many it has no line."""
         self._reported: dict[str, RefusalKind] = {}
+        self._fits = True
+        """This node's key signed the admission of some job of the last view."""
         self._looked: _Look | None = None
         self._again = set[str]()
         """Jobs of which another record was judged since."""
@@ -195,6 +199,9 @@ class AdmissionVerifier:
         jobs, unread, era, whole, seasoned = look.jobs, look.unread, look.era, look.whole, look.seasoned
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
             self._era, self._present = era, frozenset()
+        fits = any(self._judge(job).admits for job in jobs.values())
+        if fits != self._fits:  # the texts are others then
+            self._fits, last = fits, None
         unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
         refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"], now) for uid in unknown}
         seen: Mapping[str, JobRecord] = {} if last is None else last.jobs
@@ -348,10 +355,7 @@ class AdmissionVerifier:
         if job.admission is None:
             return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {_anew(job)}"
         if not known.admits:
-            return "changed", (
-                f"changed in the store after it was submitted, or signed with another cluster's key: its signature "
-                f"does not match what it says now; {_anew(job)}"
-            )
+            return "changed", self._changed(job)
         if entry is not None and entry.ended:
             return "ended", f"this job has ended before: an old record was written back; {_anew(job)}"
         if entry is None and job.admission.issued > now + SKEW:
@@ -403,6 +407,24 @@ class AdmissionVerifier:
                 self.dirty.set()
             return "control", f"an older order of its operators was written back into the store; {_remedy(job)}"
         return None, ""
+
+    def _changed(self, job: JobRecord) -> str:
+        if self._fits:
+            why = (
+                "changed in the store after it was submitted, or signed with another cluster's key: its signature does "
+                "not match what it says now"
+            )
+        else:
+            why = (
+                "its signature does not match what it says now, and this node's key has signed no job of the store: it "
+                f"was changed there after it was submitted, or this node's key is another than the cluster's (see that "
+                f"the file of cluster_key on {self._node} is the same as on the other nodes)"
+            )
+        generation = job.generation
+        if generation is not None and generation.state != "ended" and not generation.members.keys() <= {self._node}:
+            others = ", ".join(sorted(generation.members.keys() - {self._node})[:NAMED_MEMBERS])
+            return f"{why}; it has a generation on other nodes ({others}): see what they say of it before you end it"
+        return f"{why}; {_anew(job)}"
 
     def _remember(self, job: JobRecord, entry: LedgerEntry | None, now: float) -> None:
         expires = _expiry(job)

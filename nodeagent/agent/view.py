@@ -43,8 +43,8 @@ class AgentHealth:
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
     store_unusable: str = ""
-    """Why the store counts as unreachable although it answers: its version or timing was changed, it is full, it lets
-    nobody in. Empty if it does not answer."""
+    """Why the store counts as unreachable although it answers: its version, timing or key was changed, it is full, it
+    lets nobody in. Empty if it does not answer."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Records in the store that cannot be read, by key: why."""
     beyond: tuple[str, ...] = ()

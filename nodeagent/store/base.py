@@ -42,6 +42,7 @@ silent for ``failsafe_limit``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota
@@ -70,6 +71,19 @@ from nodeagent.store.messages import (
     StoreCopy,
     Woken,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMark:
+    """What the store compares of a node's cluster key; it tells nothing of the key."""
+
+    digest: str
+    file: str
+    """Where the node has the key, for people."""
+
+
+NO_KEY = KeyMark("", "")
+"""Of a client without a key: a program that measures, or a test."""
 
 
 class StoreError(Exception):
@@ -104,14 +118,15 @@ class StoreRefusedError(StoreError):
     """A check failed; nothing was changed. ``str()`` is a sentence for people.
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
-    id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
-    (generation, state, control or spec revision changed: read again), ``not_live``, ``busy`` (another job has a device,
-    or as many jobs of the array run as may run at once), ``unsupported`` (exits do not support the outcome, or a size
-    out of min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``,
-    ``ended``, ``version``, ``recovering`` (the store decides nothing until every agent had time to offer what it
-    knows), ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (the store
-    belongs to another cluster), ``full`` (the jobs of all users together leave no room for these: see
-    ``recordroom``), ``far`` (an offer's revision or served time comes from a damaged store).
+    id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``key``
+    (another key than the cluster's), ``stale`` (generation, state, control or spec revision changed: read again),
+    ``not_live``, ``busy`` (another job has a device, or as many jobs of the array run as may run at once),
+    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``stopping`` (workers
+    of the job that had the name still stop), ``not_found``, ``ended``, ``version``, ``recovering`` (the store decides
+    nothing until every agent had time to offer what it knows), ``behind`` (the store may lack what this agent knows:
+    restore, then join again), ``foreign`` (the store belongs to another cluster), ``full`` (the jobs of all users
+    together leave no room for these: see ``recordroom``), ``far`` (an offer's revision or served time comes from a
+    damaged store).
     """
 
     def __init__(self, code: str, text: str, left: str = "0") -> None:
@@ -134,8 +149,9 @@ class Store(Protocol):
         """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease has
         lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the text
         names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
-        start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
-        (cordon is kept, readiness cleared for a new life), lease = served + lease; the node is not ``mute`` (event
+        start (``not_current``), timing that differs (``timing``; the first agent ever writes it), another key than the
+        cluster's (``key``; written likewise, and anew where no other node is there and no job that has not ended).
+        Effect: record (cordon is kept, readiness cleared for a new life), lease = served + lease; the node is not ``mute`` (event
         AgentBack if it was, in the same life); event NodeJoined for a new life; ``joined`` only changes with the life.
         A node whose lease ended a day of served time ago is forgotten, but its cordon stays. ``regroup``, in ms: how
         long a restarted store waits beyond a lease for half of the nodes that are live then; 0: it waits for none."""

@@ -28,10 +28,10 @@ from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys, roster
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import NO_KEY, KeyMark, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import CALLERS_QUEUE, Calls
 from nodeagent.store.decoder import COMPARED, Base, Decoder
-from nodeagent.store.errors import strict
+from nodeagent.store.errors import key_differs, strict
 from nodeagent.store.link import CallersLinks, Links
 from nodeagent.store.messages import (
     Answer,
@@ -55,12 +55,14 @@ from nodeagent.store.messages import (
 from nodeagent.store.nodetable import NodeTable
 from nodeagent.store.recordroom import RecordRoom, submit_room
 from nodeagent.store.scripts import (
+    ActedOn,
     always,
     beat_brings_jobs,
     ended_by,
     expectation,
     facts_arguments,
     load,
+    never,
     timing_arguments,
     who,
 )
@@ -135,8 +137,9 @@ def _revision(text: str | int) -> int:
 class RedisStore:
     """A cluster's store on a Redis or Valkey server (``connect``); see ``Store`` for the methods."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls, self._prefix = calls, calls.prefix
+    def __init__(self, calls: Calls, key: KeyMark = NO_KEY) -> None:
+        """``key``: the one that the joins and offers of this client stand for."""
+        self._calls, self._prefix, self._key = calls, calls.prefix, key
         self._decoder = Decoder()
         self._aside = asyncio.Semaphore(1)
         """Of threads that decode what callers read."""
@@ -158,7 +161,7 @@ class RedisStore:
     ) -> JoinReply:
         arguments = who(node, incarnation) | facts_arguments(facts) | timing_arguments(timing)
         arguments |= {"regroup": regroup, "uid": uuid.uuid4().hex}
-        cluster_uid, served = await self._calls.timed("join", arguments, timing, always)
+        cluster_uid, served = await self._agreed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: StoreCopy) -> Restored:
@@ -174,8 +177,17 @@ class RedisStore:
             arguments["queues"] = codec.encode_queues(offer.queues)
         if offer.windows is not None:
             arguments["windows"] = codec.encode_windows(offer.windows)
-        era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
+        era, known, recovering = await self._agreed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
+
+    async def _agreed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
+        """A step that compares what all nodes must have the same of."""
+        try:
+            return await self._calls.timed(name, arguments | {"key": self._key.digest}, timing, acted_on)
+        except StoreRefusedError as refusal:
+            if refusal.code == "key":
+                raise StoreRefusedError("key", key_differs(str(refusal), self._key.file)) from None
+            raise
 
     async def beat(self, beat: Beat) -> BeatReply:
         (
@@ -692,8 +704,8 @@ class RedisStore:
         return jobs, unread
 
 
-def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
-    """The store of this cluster. Connects at the first call.
+def connect(at: str | RedisConfig, cluster: str, timeout: float, key: KeyMark = NO_KEY) -> RedisStore:
+    """The store of this cluster, for a node with this key. Connects at the first call.
 
     ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, waiting for
     replicas included; getting a link (in turn, and connected, which may mean to ask sentinels) has the same time again.
@@ -705,7 +717,8 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     waits = Links(config, WAIT_LINKS, timeout, longest=LONGEST_ENTRIES)
     reads, changes = (CallersLinks(config, CALLERS_LINKS, timeout, CALLERS_QUEUE) for _ in range(2))
     wanted = config.replicas_wanted
-    return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes))
+    calls = Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes)
+    return RedisStore(calls, key)
 
 
 def _next_of(streams: Sequence[str], after: str, timeout: float) -> tuple[str | int, ...]:

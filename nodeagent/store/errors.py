@@ -100,3 +100,11 @@ def timing_differs(stored: Timing, ours: Timing) -> str:
         f"the cluster's timing differs from this agent's: {'; '.join(parts)}. Every node needs the same values: "
         "set timing in this agent's config to the cluster's"
     )
+
+
+def key_differs(refusal: str, file: str) -> str:
+    """The store's refusal of a node with another cluster key, with what to do."""
+    return (
+        f"{refusal}: copy {file} from another node, then restart the agent (a new key for the whole cluster: "
+        "docs/operations.md, Another key of the cluster)"
+    )

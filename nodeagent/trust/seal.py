@@ -27,6 +27,7 @@ LIFETIME = 86_400
 PARTS = 8
 """Signatures are added as this many numbers of 32 bits."""
 
+_DIGEST = "digest"
 _JOB, _CONTROL, _ACK, _POINTER, _QUEUES, _WINDOWS = "job", "control", "ack", "checkpoint", "queues", "windows"
 _PARTS = struct.Struct(f">{PARTS}I")
 
@@ -36,6 +37,11 @@ class Seal:
 
     def __init__(self, key: ClusterKey, cluster: str) -> None:
         self._key, self._cluster = key, cluster
+
+    @property
+    def digest(self) -> str:
+        """The same text for all that have the same key, of the same cluster; it tells nothing of the key."""
+        return self._key.sign(_DIGEST, self._cluster.encode())
 
     def admit(self, uid: str, owner: int, spec: JobSpec, now: float, node: str) -> Admission:
         """The admission of a new job. ``uid`` is random, and belongs to this job alone."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Awaitable
 
 import pytest
 
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import RELEASE, millis
-from nodeagent.store.messages import Note
+from nodeagent.store.base import KeyMark
+from nodeagent.store.client import RedisStore
+from nodeagent.store.messages import JoinReply, Note
 from tests.contract.bench import BOUND, FAST, LASTING, LONG, Bench, facts, generation, refused
 
 
@@ -92,6 +95,48 @@ async def test_timing_that_differs_is_refused_with_the_difference(bench: Bench) 
     text = await refused("timing", bench.store.join("n2", Incarnation(life="b", start=1), facts("n2"), other))
     assert "lease is 0.3 there and 7.0 here" in text
     assert "gap" not in text
+
+
+def with_key(bench: Bench, digest: str) -> RedisStore:
+    """A client of a node with the key of this digest."""
+    return RedisStore(bench.calls, KeyMark(digest, "/etc/nodeagent/cluster.key"))
+
+
+def joins(bench: Bench, node: str, key: str, life: str = "a") -> Awaitable[JoinReply]:
+    return with_key(bench, key).join(node, Incarnation(life=life, start=1), facts(node), FAST)
+
+
+async def test_another_cluster_key_than_the_first_ones_is_refused(bench: Bench) -> None:
+    """Such a node was ready like any other, held all jobs for changed, and advised to delete them."""
+    await joins(bench, "n1", "ours")
+    text = await refused("key", joins(bench, "n2", "other"))
+    assert text.startswith("node n2 has another cluster key than the cluster: copy /etc/nodeagent/cluster.key from")
+    await refused("key", joins(bench, "n2", ""))
+    await refused("key", joins(bench, "n1", "other", life="b"))
+    await joins(bench, "n2", "ours")
+
+
+async def test_a_new_key_is_taken_once_all_others_have_left_and_all_jobs_have_ended(bench: Bench) -> None:
+    bench.store = with_key(bench, "old")
+    await bench.up("n1", "n2")
+    job = await bench.submit()
+    await bench.store.leave("n2", bench.lives["n2"])
+    await refused("key", joins(bench, "n2", "new", life="n2-a"))
+    await bench.store.leave("n1", bench.lives["n1"])
+    await refused("key", joins(bench, "n2", "new", life="n2-a"))
+    await bench.up("n1")
+    await bench.end(job, "stopped")
+    await bench.store.leave("n1", bench.lives["n1"])
+    await joins(bench, "n2", "new", life="n2-a")
+    await refused("key", joins(bench, "n1", "old", life="n1-a"))
+
+
+async def test_a_digest_that_somebody_deleted_is_the_next_ones(bench: Bench) -> None:
+    await joins(bench, "n1", "ours")
+    async with bench.calls.link() as link:
+        await link.ask("HDEL", f"{bench.calls.prefix}meta", "key")
+    await joins(bench, "n2", "ours")
+    await refused("key", joins(bench, "n3", "other"))
 
 
 async def test_beats_are_refused_when_old_or_not_current(bench: Bench) -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from nodeagent.model.job import Admission, Control, JobRecord, Unanswered
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing, millis
+from nodeagent.store.base import KeyMark
+from nodeagent.store.client import RedisStore
 from nodeagent.store.messages import BeatReply, Restored, StoreCopy
-from tests.contract.bench import FAST, LASTING, LONG, Bench, generation, refused, spec
+from tests.contract.bench import FAST, LASTING, LONG, Bench, facts, generation, refused, spec
 
 
 @dataclass
@@ -419,6 +421,19 @@ async def test_another_cluster_with_jobs_is_left_alone(bench: Bench) -> None:
     await refused("foreign", bench.store.restore(view.offer()))
     assert (await read(bench, "n2")).jobs == {"u9": other}
     await refused("timing", bench.store.restore(view.offer(timing=FAST.model_copy(update={"lease": 9.0}))))
+    own, foreign = (RedisStore(bench.calls, KeyMark(key, "f")) for key in ("own", "foreign"))
+    await own.join("n1", Incarnation(life="n1-a", start=1), facts("n1"), FAST)
+    assert "node n1 has another cluster key" in await refused("key", foreign.restore(view.offer()))
+
+
+async def test_an_offer_brings_the_digest_of_the_key_into_an_emptied_store(bench: Bench) -> None:
+    own, foreign = (RedisStore(bench.calls, KeyMark(key, "f")) for key in ("own", "foreign"))
+    bench.store = own
+    await bench.up("n1")
+    view = await read(bench)
+    await bench.put_back(None)
+    await own.restore(view.offer())
+    await refused("key", foreign.join("n2", Incarnation(life="b", start=1), facts("n2"), FAST))
 
 
 async def test_a_life_that_was_lost_stays_lost(bench: Bench) -> None:

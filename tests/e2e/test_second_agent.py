@@ -1,4 +1,4 @@
-"""A second agent under a live node's id: refused, and the first one never notices."""
+"""An agent that may not join, under a live node's id or with another key: refused, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.trust.key import make
 from tests.e2e.support import CALL_LIMIT, Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -72,6 +73,21 @@ def test_the_same_id_from_another_address(calm: Cluster, running: dict[str, Any]
     assert "node.id" in last, "and what to do about it"
     check_undisturbed(calm, running)
     assert not [p for p in (calm.home / "second").rglob("*") if p.is_socket()]
+
+
+def test_another_cluster_key(calm: Cluster, running: dict[str, Any]) -> None:
+    """It was ready like the others, and advised everybody to delete the job."""
+    config, key = config_of(calm, "n1"), calm.home / "other" / "cluster.key"
+    make(key)
+    config["node"] |= {"id": "n9"}
+    config["ports"] |= {"api": 0}
+    config["cluster_key"] = str(key)
+    config["dirs"] = {name: str(calm.home / "other" / name) for name in config["dirs"]}
+    done = agent(calm, config)
+    assert done.returncode == HOPELESS, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"node n9 has another cluster key than the cluster: copy {key} from another node" in last, last
+    check_undisturbed(calm, running)
 
 
 @pytest.mark.slow

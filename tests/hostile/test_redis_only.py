@@ -23,7 +23,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.pods.base import PodHost
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import KeyMark, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
@@ -50,7 +50,7 @@ class Cluster:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name = uuid.uuid4().hex
-        self.store = connect(url, self.name, 5.0)
+        self.store = connect(url, self.name, 5.0, KeyMark("ours", "/etc/nodeagent/cluster.key"))
         self.links = Links(url, 1)
         self.bench = Bench(self.store)
         self.leases = [self._lease(node, folder / node) for node in ("n1", "n2")]
@@ -366,6 +366,25 @@ async def test_another_version_stops_nobody_and_is_over_when_it_is_put_right(clu
         await cluster.beats()
     assert all(lease.joined and "version 9" in lease.unusable for lease in cluster.leases)
     await cluster.attack("HSET meta version 1")
+    await cluster.until_whole(before)
+    assert not any(lease.unusable for lease in cluster.leases)
+
+
+@pytest.mark.parametrize("attack", ["HSET meta key forged", "HDEL meta key"])
+async def test_another_digest_of_the_key_ends_nobody_and_is_over_when_it_is_put_right(
+    cluster: Cluster, attack: str
+) -> None:
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack(attack)
+    await cluster.until_whole(before)
+    assert not any(lease.unusable for lease in cluster.leases), "a node that is there needs it for nothing"
+    await cluster.attack("DEL job:u1")  # the store has lost what they know: they offer it, and join again
+    for _ in range(5):
+        await cluster.beats()
+    forged = "HSET" in attack
+    assert all(("another cluster key than the cluster" in lease.unusable) == forged for lease in cluster.leases)
+    await cluster.attack("HDEL meta key")
     await cluster.until_whole(before)
     assert not any(lease.unusable for lease in cluster.leases)
 

@@ -1,17 +1,42 @@
 -- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, regroup, uid (of the
--- cluster, if it is new)
+-- cluster, if it is new), key (its digest)
 local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 8, 16
 local id = A.node
+
+-- No other node is there, nor another life of this one, and all jobs have ended: nothing here needs the former key.
+local function may_bring_key()
+  if served < recover then
+    return false
+  end
+  for _, other in ipairs(redis.call('ZRANGE', LEASE, 0, -1)) do
+    if not lapsed(other) and (other ~= id or node_brief(other).life ~= A.life) then
+      return false
+    end
+  end
+  for _, uid in ipairs(redis.call('HVALS', NAMES)) do
+    local phase = redis.call('HGET', P .. 'job:' .. uid, 'phase')
+    if phase and not is_terminal({ phase = phase }) then
+      return false
+    end
+  end
+  return true
+end
+
 if not meta.timing then
   -- if only META is gone, its revision must not fall behind the records that are there
   local newest = redis.call('ZREVRANGEBYSCORE', CHANGES, '900000000000000', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
   revision = math.max(revision, math.floor(tonumber(newest[2] or '0')))
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-    'limit', int(A.limit), 'cluster_uid', A.uid, 'version', VERSION, 'rev', int(revision),
+    'limit', int(A.limit), 'cluster_uid', A.uid, 'version', VERSION, 'key', A.key, 'rev', int(revision),
     'era', RUN .. '@' .. int(now) .. '/' .. int(revision))
   meta.cluster_uid, meta.limit, lease_ms = A.uid, A.limit, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
+elseif meta.key ~= A.key then
+  if (meta.key or '') ~= '' and not may_bring_key() then
+    return refuse('key', 'node ' .. id .. ' has another cluster key than the cluster')
+  end
+  redis.call('HSET', META, 'key', A.key)
 end
 local waits = tonumber(meta.regroup or '0')
 if A.regroup > waits or (A.regroup < waits and served >= recover) then -- the recovery that began with it goes on

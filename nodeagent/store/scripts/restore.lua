@@ -1,8 +1,10 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
 -- to JSON or ''), jobs (list of hashes), queues?, windows? (hashes), usage (list of hashes, each with its day), uids?
--- (list), numbers, regroup (ms), awaited (list), top, holds.
+-- (list), numbers, regroup (ms), awaited (list), top, holds, key (digest).
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
+elseif (meta.key or '') ~= '' and meta.key ~= A.key then
+  return refuse('key', 'node ' .. A.by .. ' has another cluster key than the cluster')
 end
 -- the same history: the uid was changed by hand
 local mine = meta.cluster_uid == A.uid or (meta.era and A.era == meta.era)
@@ -27,7 +29,7 @@ if opens then
   if not meta.timing then
     lease_ms, credit_ms = A.lease, A.credit
     redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-      'limit', int(A.limit), 'version', VERSION)
+      'limit', int(A.limit), 'version', VERSION, 'key', A.key)
   end
   redis.call('HSET', META, 'cluster_uid', A.uid)
   if not mine then

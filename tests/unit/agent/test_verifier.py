@@ -188,6 +188,27 @@ def test_of_thousands_of_refusals_the_log_has_a_line_each_only_of_the_first() ->
     assert [line["count"] for line in logs if "count" in line] == [1000 - NAMED_AT_ONCE]
 
 
+def test_a_node_whose_key_has_signed_no_job_suspects_its_own_key() -> None:
+    bench, good = Bench(), signed(make_job().model_copy(update={"uid": "u2"}))
+    foreign = changed(signed(), owner=0)
+    assert "this node's key is another than the cluster's" in bench.look(foreign)[foreign.uid].text
+    assert "this node's key" not in bench.look(foreign, good)[foreign.uid].text, "and no later than it knows better"
+    assert "this node's key" in bench.look(foreign)[foreign.uid].text
+
+
+@pytest.mark.parametrize(("state", "nodes", "advised"), [
+    ("active", ("n1", "n2"), False), ("forming", ("n2",), False), ("active", ("n1",), True), ("ended", ("n2",), True),
+])  # fmt: skip
+def test_nobody_is_advised_to_delete_a_changed_job_that_other_nodes_run(
+    state: str, nodes: tuple[str, ...], advised: bool
+) -> None:
+    generation = make_generation(nodes).model_copy(update={"state": state})
+    job = changed(signed(), owner=0, generation=generation)
+    text = Bench().look(job)[job.uid].text
+    assert ("nodeagentctl delete" in text) == advised
+    assert ("on other nodes (n2)" in text) == (not advised)
+
+
 def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
     bench, job = Bench(), signed()
     assert bench.why(job) == ""
