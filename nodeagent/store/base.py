@@ -151,8 +151,9 @@ class Store(Protocol):
         names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
         start (``not_current``), timing that differs (``timing``; the first agent ever writes it), another key than the
         cluster's (``key``; written likewise, and anew where no other node is there and no job that has not ended).
-        Effect: record (cordon is kept, readiness cleared for a new life), lease = served + lease; the node is not ``mute`` (event
-        AgentBack if it was, in the same life); event NodeJoined for a new life; ``joined`` only changes with the life.
+        Effect: record (cordon is kept, readiness cleared for a new life), lease = served + lease; the node is not
+        ``mute`` (event AgentBack if it was, in the same life); event NodeJoined for a new life; ``joined`` only changes
+        with the life.
         A node whose lease ended a day of served time ago is forgotten, but its cordon stays. ``regroup``, in ms: how
         long a restarted store waits beyond a lease for half of the nodes that are live then; 0: it waits for none."""
         ...
