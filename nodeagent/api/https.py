@@ -286,10 +286,9 @@ class _Door:
             if not guest.here:
                 self._free.release()
 
-    def _came(self, transport: asyncio.WriteTransport) -> bool:
+    def _came(self, transport: asyncio.WriteTransport) -> None:
         self._here.add(transport)
         self._silent[transport] = asyncio.get_running_loop().call_later(self._bounds.silent, transport.abort)
-        return True
 
     def hang_up(self) -> None:
         """Closes all connections at once: a browser may leave the end of TLS unanswered for long."""

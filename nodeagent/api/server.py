@@ -24,7 +24,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
-from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
+from nodeagent.api.connections import BACKLOG, Guests, LoopbackGuests, Server, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
@@ -115,8 +115,6 @@ renews the lease in this time: the next agent must run before the fence."""
 HEADERS = 32
 """Lines in a request's head, of 8 KiB at most, as the request's own. aiohttp keeps 128, before anybody is known: of all
 connections a quarter of a gigabyte."""
-BACKLOG = 128
-"""Connections that wait in the kernel to be accepted."""
 
 
 def create_runner(app: web.Application, **more: Any) -> web.AppRunner:
@@ -153,7 +151,7 @@ class ApiServer:
         """Of the users' requests to this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []
-        self._listening: dict[web.AppRunner, asyncio.Server] = {}
+        self._listening: dict[web.AppRunner, Guests] = {}
         self._inode: tuple[int, int] | None = None
         self._notify, self._retry = notify, retry
         self.socket_path = view.config.dirs.run / "api.sock"
@@ -201,8 +199,8 @@ class ApiServer:
         found = path.stat()
         self._inode = (found.st_dev, found.st_ino)
         runner, server = await self._runner(local_socket=True)
-        guests, loop = SocketGuests(self._view, server), asyncio.get_running_loop()
-        self._listening[runner] = await loop.create_unix_server(guests, sock=sock, backlog=BACKLOG)
+        guests = self._listening[runner] = SocketGuests(self._view, server)
+        guests.serve(sock)
 
     async def _listen_http(self) -> None:
         """Raises OSError."""
@@ -217,11 +215,11 @@ class ApiServer:
             raise OSError(await asyncio.to_thread(why_not, port, error)) from error
         try:
             runner, server = await self._runner(local_socket=False)
-            guests, loop = LoopbackGuests(server), asyncio.get_running_loop()
-            self._listening[runner] = await loop.create_server(guests, sock=sock, backlog=BACKLOG)
         except BaseException:
             sock.close()
             raise
+        guests = self._listening[runner] = LoopbackGuests(self._view, server)
+        guests.serve(sock)
         self.http_url = f"http://{LOOPBACK}:{sock.getsockname()[1]}"
         self._notify(self.http_url)
 
@@ -241,11 +239,10 @@ class ApiServer:
 
     async def close(self) -> None:
         """Stop listening; remove the socket if it is still ours."""
-        # One after the other: a connection that was just accepted needs a turn of the loop to be counted.
         while self._runners:
             runner = self._runners.pop()
             if (listening := self._listening.pop(runner, None)) is not None:
-                listening.close()
+                await listening.close()
             await runner.cleanup()
         if self._inode is not None:
             inode, self._inode = self._inode, None

@@ -16,9 +16,11 @@ import os
 import select
 import socket
 import ssl
+import struct
 import time
 import uuid
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -45,6 +47,10 @@ HOW_TO_WAKE = (
     "it hangs, or its machine is overloaded; workers go on meanwhile. See its log: journalctl -u nodeagent -n 50; "
     "start it again: systemctl restart nodeagent; or ask another one: --agent PATH|https://HOST:PORT"
 )
+HOW_TO_GET_IN = (
+    "somebody makes connections without end (an operator sees who: ss -xp), which the agent hangs up on; ask again, or "
+    "another agent: --agent PATH|https://HOST:PORT"
+)
 HOW_TO_REACH = "see that it runs, that its api.listen is on, and that no firewall is between; or ask another agent"
 
 
@@ -60,13 +66,15 @@ class _LostError(Exception):
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
-        self._path = path
+        self._path, self._seconds = path, timeout
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(CONNECT_TIMEOUT)
+        # A blocking call waits in the kernel's line where that is full; one with Python's timeout fails at once.
+        whole, rest = divmod(self._seconds, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(rest * 1e6)))
         self.sock.connect(self._path)
-        self.sock.settimeout(self.timeout)
+        self.sock.settimeout(self._seconds)
 
 
 def usual_sockets() -> list[str]:
@@ -304,6 +312,10 @@ class Client:
                         self.sockets.remove(at)
                         self.sockets.append(at)
                     raise _unknown(failed, HOW_TO_WAKE if error.silent else "") from error
+                except BlockingIOError:
+                    failed = f"the agent at {_name(at)} took no connection for {ANSWER_TIMEOUT:g} s: too many wait"
+                    step = HOW_TO_GET_IN
+                    continue
                 except (OSError, http.client.HTTPException) as error:
                     why = str(error) or type(error).__name__
                     failed, step = f"no answer from the agent at {_name(at)}: {why}", away
@@ -370,7 +382,8 @@ def _send(
         payload = None if body is None else json.dumps(body)
         connection.connect()
         try:
-            connection.request(method, path, payload, headers)
+            with suppress(BrokenPipeError, ConnectionResetError):  # who is refused is answered before that
+                connection.request(method, path, payload, headers)
             poll = select.poll()
             poll.register(connection.sock, select.POLLIN)
             if not poll.poll(SLOW * 1000):

@@ -470,11 +470,13 @@ def can_refuse_descriptors() -> bool:
 
 
 def listens(path: str | Path, seconds: float) -> bool:
-    """Whether somebody listens at a unix socket, and takes a connection within so many seconds."""
+    """Whether somebody listens at a unix socket, also if too many wait there; looks for at most so many seconds."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(seconds)
         try:
             link.connect(os.fspath(path))
+        except BlockingIOError:
+            return True
         except OSError:
             return False
     return True

@@ -5,6 +5,7 @@ Standard library only, because the shim imports it. Must never know what a port 
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -57,9 +58,10 @@ def listening() -> Iterator[int]:
                 yield one.port
 
 
-_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _DUMP = 4, 20, 0x1, 0x301
 _FAILED, _DONE = 2, 3
 _HEADER, _QUERY = struct.Struct("=IHHII"), struct.Struct("=BBBxI48x")
+_ENDS, _ANY = struct.Struct("!HH4s12x4s12x4xII"), 0xFFFFFFFF
 _PORT, _USER = struct.Struct("!4xH"), struct.Struct("=64xI")
 """Of linux/netlink.h and linux/inet_diag.h."""
 
@@ -82,6 +84,24 @@ def _asked_for() -> dict[int, set[int]]:
                         found.setdefault(_PORT.unpack_from(data, body)[0], set()).add(_USER.unpack_from(data, body)[0])
                     at += (length + 3) & ~3
     return found
+
+
+def whose(own: tuple[str, int], other: tuple[str, int]) -> int | None:
+    """The user (uid) of the connected IPv4 socket with these two ends, without a look at any other; None: there is none
+    of this machine. Raises OSError where the kernel has no such way to ask."""
+    ends = _ENDS.pack(own[1], other[1], socket.inet_aton(own[0]), socket.inet_aton(other[0]), *[_ANY] * 2)
+    query = _QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << int(ESTABLISHED, 16))[: -_ENDS.size] + ends
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
+        link.send(_HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _REQUEST, 0, 0) + query)
+        data = link.recv(1 << 12)
+    _, kind, *_ = _HEADER.unpack_from(data)
+    if kind == _FAILED:
+        failed = -struct.unpack_from("=i", data, _HEADER.size)[0]
+        if failed == errno.ENOENT:
+            return None
+        raise OSError(failed, "the kernel does not say whose a connection is")
+    connected = data[_HEADER.size + 1] == int(ESTABLISHED, 16)
+    return int(_USER.unpack_from(data, _HEADER.size)[0]) if connected else None
 
 
 def listeners(ask: Callable[[], dict[int, set[int]]] = _asked_for) -> dict[int, set[int]]:

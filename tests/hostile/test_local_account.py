@@ -281,6 +281,33 @@ def test_a_user_at_the_limit_of_connections_keeps_nobody_out(agent: LiveAgent) -
     agent.until(lambda: attack(agent, ASK, ask)[0][0] == 200)  # what is closed counts no more
 
 
+FLOODS = (
+    "print('floods', flush=True)\n"
+    "while True:\n"
+    "    one = socket.socket(socket.AF_UNIX)\n"
+    "    one.setblocking(False)\n"
+    "    one.connect_ex(path)\n"
+    "    one.close()\n"
+)
+
+
+def test_connections_that_are_made_and_dropped_without_end(agent: LiveAgent) -> None:
+    """The kernel's line of them was always full: others were not even taken, and the tool said that no agent listens
+    there."""
+    code = f"value = 0\n{PROGRAM.replace('print(json.dumps(ATTACK))', FLOODS)}"
+    command = [sys.executable, "-c", code, agent.socket, str(ATTACKER)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flooding:
+        try:
+            assert flooding.stdout is not None
+            assert flooding.stdout.readline() == "floods\n"
+            for _ in range(5):
+                shown = CliRunner().invoke(cli, ["--agent", agent.socket, "get"], prog_name="nodeagentctl")
+                assert shown.exit_code == 0, shown.stderr
+        finally:
+            flooding.kill()
+    ordinary_goes_on(agent)
+
+
 def test_the_uids_of_a_user_namespace_have_the_limits_of_one_user(
     agent: LiveAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,20 +4,28 @@ tests/hostile/test_local_account.py."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import http.client
 import json
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api.connections import LOOPBACK, READ_MAX, Guest
+from nodeagent.api import connections
+from nodeagent.api.connections import BACKLOG, CONNECTS, CONNECTS_BURST, LOOPBACK, READ_MAX, Guest, SocketGuests
 from nodeagent.api.server import HEADERS, ApiServer, create_runner
+from nodeagent.api.subuids import SubordinateUids
+from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView
 
 
@@ -45,7 +53,7 @@ async def test_no_connection_keeps_the_loop_for_long(tmp_path: Path) -> None:
 
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(
-        lambda: Guest(Inner(), lambda _: True, lambda _: None), path=str(tmp_path / "s")
+        lambda: Guest(Inner(), lambda _: None, lambda _: None), path=str(tmp_path / "s")
     )
     async with server, asyncio.timeout(30):
         await asyncio.to_thread(pour)
@@ -94,6 +102,100 @@ async def test_who_sends_a_compressed_body_learns_what_is_read(tmp_path: Path) -
                 assert f"Content-Encoding '{encoding.lower()}'" in json.loads(answer)["error"]["message"]
         status, _ = await asyncio.to_thread(post, server.socket_path, "/healthz", b"{}", "identity")
         assert status == 405
+
+
+class Crowd(SocketGuests):
+    """Each connection is of the next of these users."""
+
+    def __init__(self, view: FakeView, uids: Iterator[int], subordinates: SubordinateUids) -> None:
+        self.built = 0
+        super().__init__(view, self._build, subordinates, lambda: 0.0)
+        self._uids = uids
+
+    def _build(self) -> asyncio.Protocol:
+        self.built += 1
+        return asyncio.Protocol()
+
+    def _uid(self, connection: socket.socket) -> int:
+        return next(self._uids)
+
+
+def connects(path: Path, times: int) -> list[bytes]:
+    """What comes at once on so many connections, one after the other."""
+    found = []
+    for _ in range(times):
+        with socket.socket(socket.AF_UNIX) as there:
+            there.connect(str(path))
+            there.shutdown(socket.SHUT_WR)
+            found.append(b"".join(iter(lambda: there.recv(1 << 16), b"")))
+    return found
+
+
+async def test_who_connects_without_end_keeps_nobody_out(tmp_path: Path) -> None:
+    """A connection was a handler before anybody had looked whose it is; nobody else got one. All subordinate uids of
+    an account count as one user; root counts as nobody."""
+    (tmp_path / "subuid").write_text("eve:100000:65536\n")
+    uids = chain.from_iterable((100_000 + n, 0, 7) for n in count())
+    view = FakeView(tmp_path)
+    view.config = view.config.model_copy(update={"limits": LimitsConfig(requests=1)})
+    crowd = Crowd(view, uids, SubordinateUids(tmp_path / "subuid"))
+    most = int(CONNECTS * CONNECTS_BURST)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "s"))
+    listening.listen(BACKLOG)
+    crowd.serve(listening)
+    answers = await asyncio.to_thread(connects, tmp_path / "s", 3 * most)
+    assert (crowd.built, set(answers)) == (3 * most, {b""})
+    refused, ours, theirs = await asyncio.to_thread(connects, tmp_path / "s", 3)
+    assert refused.startswith(b"HTTP/1.1 429 ")
+    words = f"subordinate uids of eve, as {100_000 + most} is, made connections to the agent of node n1 more often"
+    assert words in json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert (ours, theirs[:13], crowd.built) == (b"", b"HTTP/1.1 429 ", 3 * most + 1)
+    await crowd.close()
+
+
+async def test_where_no_connection_can_be_accepted_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ACCEPT_AGAIN", 0.01)
+
+    class Short(socket.socket):
+        left = 3
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            self.left -= 1
+            if self.left >= 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    crowd = Crowd(FakeView(tmp_path), count(7), SubordinateUids(tmp_path / "none"))
+    listening = Short(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "s"))
+    listening.listen(BACKLOG)
+    with structlog.testing.capture_logs() as logged:
+        crowd.serve(listening)
+        assert await asyncio.to_thread(connects, tmp_path / "s", 2) == [b"", b""]
+    await crowd.close()
+    assert [line["why"] for line in logged] == ["[Errno 24] Too many open files"]
+
+
+async def test_of_two_users_on_loopback_who_has_most_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest gave way, whosever it was: who connected most often kept everybody else from /healthz."""
+    uids = iter([7] * 10 + [8] + [7] * 3 * LOOPBACK)
+    monkeypatch.setattr(connections, "whose", lambda *_: next(uids))
+    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+        host, port = server.http_url.removeprefix("http://").split(":")
+
+        def crowd() -> None:
+            with ExitStack() as stack:
+                place, most = (host, int(port)), 11 + 2 * LOOPBACK
+                held = [stack.enter_context(socket.create_connection(place, 10)) for _ in range(most)]
+                assert held[0].recv(1) == b"", "hung up on"
+                for there in (held[10], held[-1]):
+                    there.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    assert there.recv(12) == b"HTTP/1.1 200"
+
+        await asyncio.to_thread(crowd)
 
 
 def post(way: Path | str, path: str, body: bytes, encoding: str) -> tuple[int, bytes]:
@@ -157,7 +259,7 @@ async def test_who_leaves_an_answer_unread_is_hung_up_on_and_who_reads_slowly_is
 
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(
-        lambda: Guest(Inner(), lambda _: True, lambda _: None, unread=0.2), path=str(tmp_path / "s")
+        lambda: Guest(Inner(), lambda _: None, lambda _: None, unread=0.2), path=str(tmp_path / "s")
     )
     async with server, asyncio.timeout(30):
         with closing(socket.socket(socket.AF_UNIX)) as there:

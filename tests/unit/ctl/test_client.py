@@ -344,3 +344,57 @@ def test_json_of_a_wrong_kind_is_no_answer(nowhere: Path, monkeypatch: pytest.Mo
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[socket.socket]:
+    """Somebody listens there, and as many wait to be taken as the kernel lets."""
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
+        server.bind(str(tmp_path / "api.sock"))
+        server.listen(0)
+        first.connect(str(tmp_path / "api.sock"))
+        yield server
+
+
+def test_where_too_many_wait_the_tool_waits_in_line(full: socket.socket) -> None:
+    """It said that no agent listens there."""
+    path, got = full.getsockname(), list[object]()
+    asks = threading.Thread(target=lambda: got.append(client.find(path).get("/v1/version")))
+    asks.start()
+    asks.join(0.3)
+    full.settimeout(30)
+    before, _ = full.accept()
+    link, _ = full.accept()
+    with before, link:
+        assert link.recv(1 << 16).startswith(b"GET /v1/version")
+        link.sendall(b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n{"v": 1}')
+        asks.join()
+    assert got == [{"v": 1}]
+
+
+def test_who_waited_in_vain_learns_why(full: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)
+    result = CliRunner().invoke(cli, ["--agent", full.getsockname(), "get"])
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "took no connection for 0.2 s: too many wait" in result.stderr
+    assert "makes connections without end" in result.stderr
+
+
+def test_an_answer_that_came_before_the_request_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an agent that one connects to too often. It was "hung up: Broken pipe"."""
+    body = b'{"error": {"code": "limit", "message": "too often", "next": "wait"}}'
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "api.sock"))
+        server.listen()
+
+        def refuse(connection: client._UnixConnection) -> None:
+            connect(connection)
+            link, _ = server.accept()
+            with link:
+                link.sendall(b"HTTP/1.1 429 No\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+        connect = client._UnixConnection.connect
+        monkeypatch.setattr(client._UnixConnection, "connect", refuse)
+        with pytest.raises(CtlError, match="too often") as refused:
+            client.Client([str(tmp_path / "api.sock")]).get("/v1/version")
+    assert refused.value.code == Exit.REFUSED

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from nodeagent.osutil.tcp import holders, listeners, owners
+from nodeagent.osutil.tcp import holders, listeners, owners, whose
 
 
 def unknown() -> dict[int, set[int]]:
@@ -41,3 +41,17 @@ def test_who_keeps_a_port_of_loopback_from_others(family: socket.AddressFamily) 
             assert (holders("127.0.0.1", own), holders("127.0.0.2", own)) == ({os.getuid()}, set())
     with socket.create_server(("127.0.0.2", 0)) as another:
         assert holders("127.0.0.1", another.getsockname()[1]) == set()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_whose_a_connection_is(family: socket.AddressFamily) -> None:
+    """Also of one who is connected over IPv6."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(family) as client:
+        here = listener.getsockname()
+        client.connect(here if family == socket.AF_INET else (f"::ffff:{here[0]}", here[1]))
+        served, there = listener.accept()
+        with served:
+            assert whose(there, here) == os.getuid()
+            assert whose((there[0], there[1] ^ 1), here) is None
+            client.close()
+            assert whose(there, here) is None, "who has left has no name"
