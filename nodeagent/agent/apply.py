@@ -174,8 +174,9 @@ class Applier:
 
     def _peers_of(self, uid: str) -> dict[str, str]:
         """Members of the job's gang that this node cannot reach, each with the address that does not answer."""
-        peers = self._reach.unreachable.get(uid, ())
-        return {n: node.facts.peer for n in peers if (node := self._snapshot.node(n)) is not None}
+        job, peers = self._snapshot.jobs.get(uid), self._reach.unreachable.get(uid, ())
+        members = job.generation.members if job is not None and job.generation is not None else ()
+        return {n: node.facts.peer for n in peers if n in members and (node := self._snapshot.node(n)) is not None}
 
     def _news(self, uid: str, what: object) -> bool:
         """Whether this was not logged before: what is sent again while the store is away is logged once."""

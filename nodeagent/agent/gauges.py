@@ -257,7 +257,7 @@ class NodeGauges:
         self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
         self.unreachable = gauge(
             "unreachable_peers",
-            "Members of each job's gang that this node's agent cannot reach, though they hold their leases.",
+            "Members and failsafe members of each job that this node's agent cannot reach, though their leases run.",
             "job",
         )
         self.step = gauge("step", "Newest step that workers on this node reported, of jobs whose workers do.", "job")

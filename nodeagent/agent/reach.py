@@ -1,9 +1,11 @@
-"""Which members of a gang this node cannot reach, though their leases run: workers wait for each other then, and
-neither the store nor any agent notices. A fact for people; nothing is decided by it.
+"""Which members and failsafe members of a gang this node cannot reach, though their leases run: workers wait for each
+other then, or would get no failsafe time, and neither the store nor any agent notices. A fact for people; nothing is
+decided by it.
 
 Each member asks its neighbours by rank, and the node of rank 0, by signed datagrams (``questions.py``): so a cut
 between two nodes of a ring is seen at once, at a cost that does not grow with the gang. And one more each time, another
-one in turn: so a cut between any two is seen once each pair had its turn. An answer takes both directions.
+one in turn: so a cut between any two is seen once each pair had its turn. The node of rank 0 asks in turn the failsafe
+members that are no members. An answer takes both directions.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ class Reach:
             for job in cluster.jobs.values()
             if job.phase == "running" and job.generation is not None and job.generation.state == "active"
             if self._node in job.generation.members
-            for other in self._asked(job.uid, job.generation)
-            if (address := _address(cluster, job.generation, other))
+            for other in self._asked(job, job.generation)
+            if (address := _address(cluster, job, other))
         ]
         if not (whom or self._missed or self.unreachable):
             return
@@ -98,12 +100,14 @@ class Reach:
             self.unreachable = found
             self._changed()
 
-    def _asked(self, uid: str, generation: Generation) -> tuple[str, ...]:
+    def _asked(self, job: JobRecord, generation: Generation) -> tuple[str, ...]:
         """Those whose turn it is, and those that did not answer the last time."""
-        follow = [
-            other for (of, other), count in self._missed.items() if of == uid and count and other in generation.members
-        ]
-        return tuple(dict.fromkeys((*asked(generation, self._node, self._turn), *follow[:MOST_FOLLOWED])))
+        whom, outside = [*asked(generation, self._node, self._turn)], job.outside_failsafe_members
+        if outside and self._node == generation.ordered()[0].node:
+            whom.append(outside[self._turn % len(outside)])
+        known = {*generation.members, *outside}
+        follow = [other for (of, other), count in self._missed.items() if of == job.uid and count and other in known]
+        return tuple(dict.fromkeys((*whom, *follow[:MOST_FOLLOWED])))
 
     async def _answers(self, job: JobRecord, address: str) -> bool:
         """A question that no failsafe member says yes to, whatever it knows: with no failsafe members named it promises
@@ -114,8 +118,10 @@ class Reach:
         return await self._peers.ask(address, question, EVERY) is not None
 
 
-def _address(cluster: Cluster, generation: Generation, node: str) -> str:
-    """Where a member is asked; empty where it cannot be, or is gone as the store knows already."""
+def _address(cluster: Cluster, job: JobRecord, node: str) -> str:
+    """Where a member, or failsafe member, is asked; empty where it cannot be, or is gone as the store knows already."""
     record = cluster.nodes.get(node)
-    alive = record is not None and cluster.live(node, generation.members[node].life)
+    member = job.generation.members.get(node) if job.generation is not None else None
+    life = member.life if member is not None else job.failsafe_members.get(node, "")
+    alive = record is not None and cluster.live(node, life)
     return record.facts.peer if alive and record is not None else ""

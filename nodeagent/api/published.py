@@ -73,19 +73,25 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
 
 
 def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tuple[Cut, ...]:
-    """Members of the job's running gang that cannot reach each other. ``pods``: the result of ``published``."""
+    """Members and failsafe members of the job's running gang that cannot reach each other. ``pods``: the
+    result of ``published``."""
     generation = job.generation
     if job.phase != "running" or generation is None or generation.state != "active":
         return ()
     members = {node: pod for node, pod in pods.items() if node in generation.members}
-    return find_cuts(members, view.cluster().nodes, known=view.health().store_away_since is None)
+    known = view.health().store_away_since is None
+    return find_cuts(members, view.cluster().nodes, known=known, outside=job.outside_failsafe_members)
 
 
 async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:
-    """Job name to its cuts, for the first ``MOST_JOBS`` running gangs; gangs without cuts are left out. Raises
-    nothing."""
-    gangs = [j for j in jobs if j.phase == "running" and j.generation is not None and len(j.generation.members) > 1]
-    first = sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]
+    """Job name to its cuts, for the first ``MOST_JOBS`` running gangs, those of one node last; gangs without cuts
+    are left out. Raises nothing."""
+    gangs = [
+        j for j in jobs
+        if j.phase == "running" and j.generation is not None
+        and (len(j.generation.members) > 1 or j.outside_failsafe_members)
+    ]  # fmt: skip
+    first = sorted(gangs, key=lambda j: (j.generation is None or len(j.generation.members) == 1, j.order))[:MOST_JOBS]
     pods, _ = await published_of(view, first)
     cuts = {job.name: cuts_in(view, job, pods[job.uid]) for job in first}
     return {name: pairs for name, pairs in cuts.items() if pairs}

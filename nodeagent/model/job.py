@@ -346,6 +346,12 @@ class JobRecord(Record):
         member = self.generation.members.get(node) if self.generation is not None else None
         return (member.role_names if member is not None else "") or self.spec.role_names
 
+    @property
+    def outside_failsafe_members(self) -> tuple[str, ...]:
+        """Those that are no members of the generation."""
+        members = self.generation.members if self.generation is not None else {}
+        return tuple(node for node in self.failsafe_members if node not in members)
+
     def concerns(self, node: str) -> bool:
         """Returns whether the node is, was or will be a member, holder or failsafe member, and so may have to act on
         the job."""

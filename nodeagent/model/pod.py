@@ -103,6 +103,7 @@ class PodState(Record):
     snapshot_bytes: int = 0
     """Bytes of memory that its shim keeps for snapshots."""
     unreachable: dict[str, float] = {}
-    """Members of its gang that hold their leases but that this node's agent cannot reach: node to Unix time."""
+    """Members and failsafe members of its gang that hold their leases but that this node's agent cannot reach: node to
+    Unix time."""
     usage: PodUsage | None = None
     """The last measurement. If only this changes, the agent publishes it with the next refresh, not at once."""

@@ -7,8 +7,9 @@ import asyncio
 
 import pytest
 
+from nodeagent.model.constraints import NODE, Constraints, Match
 from nodeagent.model.job import Quota
-from nodeagent.model.jobspec import RestartLimits
+from nodeagent.model.jobspec import Nodes, RestartLimits, Role
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
 from nodeagent.store import client
@@ -86,7 +87,9 @@ async def scaled_in_while_it_is_ordered_to_start(cluster: SimCluster) -> None:
 async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
     """Random seed 52: a node trained on the time that its failsafe members lent, was declared lost meanwhile, and
     reached the emptied store first. It got a lease there before the one node came that knew of its successor."""
-    await cluster.submit("j", 1, 1, 1)
+    may = Constraints(require=(Match(label=NODE, values=("n1", "n2")),))  # others are failsafe members only
+    where = Role(command=("train",), nodes=Nodes(min=1, max=1, target=1), workers_per_node=2, placement=may)
+    await cluster.submit("j", 1, 1, 1, roles=(where,))
     await cluster.until(lambda: cluster.whole("j"), 90, "whole")
     await asyncio.sleep(5)
     first, failsafe_members = (
@@ -96,10 +99,6 @@ async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
     assert first is not None
     (old,) = (node for node in failsafe_members if node.name in first.members)
     (successor,) = (node for node in cluster.nodes.values() if node not in failsafe_members)
-    for node in failsafe_members:
-        if node is not old:
-            await cluster.cordon(node.name, Cordon(reason="keeps the job only", by="test", at=0.0))
-    await asyncio.sleep(3)
     old.link.cut = True
     await asyncio.sleep(0.7)
     for node in (
@@ -199,20 +198,24 @@ async def all_failsafe_members(c: SimCluster) -> None:
 async def back_one_by_one(c: SimCluster) -> None:
     """A failsafe member that is no member comes back to the store at once after it lent."""
     await started(c, 2, 2)
-    cut(c, ["n1", "n2", "n3"])
+    failsafe_members = sorted(c.job("j").failsafe_members)
+    (outside,) = set(failsafe_members) - set(members(c))
+    cut(c, failsafe_members)
     await asyncio.sleep(8)
-    cut(c, ["n3"], False)
+    cut(c, [outside], False)
     await asyncio.sleep(10)
 
 
 async def forgetful(c: SimCluster) -> None:
     """The agent of that failsafe member is started anew in the same moment, and so knows nothing of its promise."""
     await started(c, 2, 2)
-    cut(c, ["n1", "n2", "n3"])
+    failsafe_members = sorted(c.job("j").failsafe_members)
+    (outside,) = set(failsafe_members) - set(members(c))
+    cut(c, failsafe_members)
     await asyncio.sleep(8)
-    await c.nodes["n3"].kill_agent()
-    cut(c, ["n3"], False)
-    c.nodes["n3"].start_agent()
+    await c.nodes[outside].kill_agent()
+    cut(c, [outside], False)
+    c.nodes[outside].start_agent()
     await asyncio.sleep(10)
 
 
@@ -227,7 +230,7 @@ async def its_lease_process_forgets(c: SimCluster) -> None:
     await c.submit("k", 1, 1, 1)
     await c.until(lambda: c.whole("k"), 90, "whole")
     for name in c.nodes:
-        await c.cordon(name, Cordon(reason="test", by="test", at=0.0) if name == outside else None)
+        await c.cordon(name, None)
     await asyncio.sleep(5)
     cut(c, failsafe_members)
     await asyncio.sleep(8)
@@ -404,13 +407,13 @@ async def the_store_goes_back_while_agents_are_dead(c: SimCluster) -> None:
 
 
 async def an_old_view_comes_first(cluster: SimCluster) -> None:
-    """The job has moved while n3, a failsafe member, was cut off. Then the store is emptied and n3 alone reaches it,
+    """The job has moved while a failsafe member was cut off. Then the store is emptied and that one alone reaches it,
     for longer than a recovery takes: the others run on without the store, on the time that they lend each other."""
     await started(cluster, 1, 1)
     old = cluster.job("j").generation
     assert old is not None
-    assert set(cluster.job("j").failsafe_members) == {"n1", "n2", "n3"}
-    first, alone = next(iter(old.members)), "n3" if "n3" not in old.members else "n2"
+    first = next(iter(old.members))
+    alone = max(name for name in cluster.job("j").failsafe_members if name != first)
     others = [name for name in cluster.nodes if name not in (first, alone)]
     cut(cluster, [alone])
     await cluster.nodes[first].power_cut()

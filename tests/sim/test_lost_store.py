@@ -256,7 +256,8 @@ def test_a_store_that_only_an_older_view_reached_waits_for_the_others() -> None:
         await asyncio.sleep(5)
         old = c.job("j").generation
         assert old is not None
-        assert (set(old.members), set(c.job("j").failsafe_members)) == ({"n1"}, {"n1", "n2", "n3"})
+        assert set(old.members) == {"n1"}
+        assert {"n1", "n3"} < set(c.job("j").failsafe_members)
         c.nodes["n3"].link.cut = True
         await c.nodes["n1"].power_cut()
         await c.until(lambda: c.job("j").generation != old and c.whole("j"), 30, "moved")

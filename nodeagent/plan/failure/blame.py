@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -213,7 +213,7 @@ ADVICE = "check the network between them"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Two members of one gang, of whom one gets no answer from the other."""
+    """Two members of one gang, or a member and a failsafe member, of whom one gets no answer from the other."""
 
     node: str
     """Who asks."""
@@ -226,10 +226,19 @@ class Cut:
     """``other`` gets no answer from ``node`` either."""
     known: bool = True
     """Both hold their leases. While the store is away nobody knows."""
+    outside: bool = False
+    """``other`` is a failsafe member that is no member."""
 
 
-def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord], *, known: bool = True) -> tuple[Cut, ...]:
-    """Each pair once. ``pods``: what the members of one gang publish, by node; ``known``: as in ``Cut``."""
+def find_cuts(
+    pods: Mapping[str, PodState],
+    nodes: Mapping[str, NodeRecord],
+    *,
+    known: bool = True,
+    outside: Collection[str] = (),
+) -> tuple[Cut, ...]:
+    """Each pair once. ``pods``: what the members of one gang publish, by node; ``known``: as in ``Cut``; ``outside``:
+    its failsafe members that are no members."""
     reported = {(node, other): at for node, pod in pods.items() for other, at in pod.unreachable.items()}
     return tuple(
         Cut(
@@ -239,6 +248,7 @@ def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord], *, 
             since=min(reported[pair], reported.get((other, node), reported[pair])),
             both=(other, node) in reported,
             known=known,
+            outside=other in outside,
         )
         for pair in _each_once(reported)
         for node, other in [pair]
@@ -249,8 +259,9 @@ def describe_cut(cut: Cut, now: float) -> str:
     """One sentence. ``now``: Unix time."""
     where, nor = _when(cut.address), f", nor {cut.other} {cut.node}" if cut.both else ""
     unknown = f"; while the store is away nobody knows whether {cut.other} is up: see there, and"
+    other = f"its failsafe member {cut.other}" if cut.outside else cut.other
     return (
-        f"{cut.node} cannot reach {cut.other}{where}{nor} (no answer over UDP for {max(0.0, now - cut.since):.0f} s)"
+        f"{cut.node} cannot reach {other}{where}{nor} (no answer over UDP for {max(0.0, now - cut.since):.0f} s)"
         f"{', though both are alive:' if cut.known else unknown} {ADVICE}"
     )
 

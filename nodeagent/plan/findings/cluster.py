@@ -437,13 +437,21 @@ def _peer(by: str, peer: PeerAnswer) -> Finding:
 
 
 def judge_cuts(cuts: Mapping[str, tuple[Cut, ...]], now: float) -> tuple[Placed, ...]:
-    """``cuts``: job to the members of its gang that cannot reach each other; ``now``: Unix time."""
+    """``cuts``: job to the members and failsafe members of its gang that cannot reach each other; ``now``: Unix
+    time."""
     found: list[Placed] = []
     for job, pairs in sorted(cuts.items()):
         for cut in pairs[:SHOWN]:
             whom = cut.address.rpartition(":")[0].strip("[]") or cut.other
-            what = describe_cut(cut, now) + ("; its workers may wait for each other" if cut.known else "")
+            hurts = "its workers may wait for each other"
             fix = f"on {cut.node}: ping -c 3 {whom}; let both firewalls pass the agents' UDP and the ports of workers"
+            if cut.outside:
+                hurts = "without its answer the job's workers stop when the store does not answer for a few seconds"
+                fix = (
+                    f"on {cut.node}: ping -c 3 {whom}; let both firewalls pass the agents' UDP, and see that "
+                    f"{cut.other} has the cluster's key; until then nodeagentctl cordon {cut.other}: others replace it"
+                )
+            what = describe_cut(cut, now) + (f"; {hurts}" if cut.known else "")
             found.append((f"job/{job}", _warning(what, fix)))
         if (more := len(pairs) - SHOWN) > 0:
             what = f"{more} more pairs of its nodes cannot reach each other"

@@ -158,7 +158,7 @@ def propose(
     members = make_world(job.generation, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
     stop = job.spec.longest_grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
-    kept = failsafe.choose(cluster, members.values())
+    kept = failsafe.choose(cluster, job.uid, members.values())
     takes = together(of_devices(c.devices) for c in placement.chosen)
     taken = claims(cluster, job, takes)
     outside = left_out(cluster, job, placement)

@@ -8,10 +8,12 @@ what they answer: that is ``lending.py``'s.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from zlib import crc32
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster, in_order, natural
+from nodeagent.plan.nodes.health import takes_work
 
 MOST = 5
 """Members asked: one that does not answer costs the whole gang its time, so not more than needed."""
@@ -21,17 +23,22 @@ LEAST = 3
 """With fewer members, other nodes are asked as well: where one node is cut off alone, they know better."""
 
 
-def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
-    """Node to life: members that are unlikely to fail together, filled up with others. Nobody if one of those members
-    cannot be asked."""
+def choose(cluster: Cluster, uid: str, members: Iterable[Member]) -> dict[str, str]:
+    """Node to life: members of the job (``uid``) that are unlikely to fail together, filled up with others that may be
+    given work, other ones for each job: one that does not answer costs all its jobs their time. Nobody if one of those
+    members cannot be asked."""
     ordered = _apart(cluster, sorted(members, key=lambda m: m.group_rank))
     if not all(_can_be_asked(cluster, m.node) for m in ordered):
         return {}
     chosen = {m.node: m.life for m in ordered}
-    for node in in_order(cluster):
+    if len(chosen) >= LEAST:
+        return chosen
+    names = in_order(cluster)
+    at = crc32(uid.encode()) % max(1, len(names))
+    for node in (*names[at:], *names[:at]):
         if len(chosen) >= LEAST:
             break
-        if node not in chosen and _can_be_asked(cluster, node):
+        if node not in chosen and _may_join(cluster, node):
             chosen[node] = cluster.nodes[node].incarnation.life
     return chosen
 
@@ -53,30 +60,31 @@ def _apart(cluster: Cluster, ordered: list[Member]) -> list[Member]:
 
 
 def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
-    """The failsafe members that the active generation should have, if one of those it has is gone or there are too few;
-    else None."""
+    """The failsafe members that the active generation should have, if one of those it has is gone, one that is no
+    member may be given no work any more, or there are too few; else None."""
     generation = job.generation
     if generation is None or generation.state != "active":
         return None
     whole = len(job.failsafe_members) >= LEAST and all(
-        cluster.live(n, life) for n, life in job.failsafe_members.items()
+        cluster.live(n, life) and (n in generation.members or takes_work(cluster, n))
+        for n, life in job.failsafe_members.items()
     )
     if whole:
         return None
-    found = choose(cluster, [m for m in generation.ordered() if cluster.live(m.node, m.life)])
+    found = choose(cluster, job.uid, [m for m in generation.ordered() if cluster.live(m.node, m.life)])
     return found if found and found != job.failsafe_members else None
 
 
 def chooser(cluster: Cluster, job: JobRecord) -> str | None:
-    """The node that may replace the failsafe members: the first of them that is live and whose agent speaks, or of the
-    members if there are none."""
+    """The node that may replace the failsafe members: the first of them that is live and whose agent speaks, a member
+    rather than another; or the first such one of the members if there are none."""
     generation = job.generation
     if generation is None:
         return None
     if job.failsafe_members:
-        able = (n for n in sorted(job.failsafe_members, key=natural) if cluster.live(n))
-    else:
-        able = (m.node for m in generation.ordered() if cluster.live(m.node, m.life))
+        live = [n for n in job.failsafe_members if cluster.live(n) and not cluster.nodes[n].mute]
+        return min(live, key=lambda n: (n not in generation.members, natural(n)), default=None)
+    able = (m.node for m in generation.ordered() if cluster.live(m.node, m.life))
     return next((n for n in able if not cluster.nodes[n].mute), None)
 
 
@@ -104,6 +112,11 @@ def silence(cluster: Cluster, job: JobRecord) -> str:
         f"nothing has been received from {names}, which may keep generation {job.active.number} running without "
         f"the store: waits for one of them; if one is permanently down: nodeagentctl forget NODE"
     )
+
+
+def _may_join(cluster: Cluster, node: str) -> bool:
+    """As a failsafe member that is no member."""
+    return takes_work(cluster, node) and _can_be_asked(cluster, node) and not cluster.nodes[node].facts.restarting
 
 
 def _can_be_asked(cluster: Cluster, node: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodeagent.agent.reach import MOST_FOLLOWED, Reach, asked
@@ -114,6 +116,29 @@ def test_who_does_not_answer_twice_is_not_reached_until_it_does() -> None:
 
     run_virtual(main())
     assert len(changes) == 2
+
+
+def test_failsafe_members_outside_the_gang_are_asked_in_turn_by_the_first_member() -> None:
+    """One that did not answer took all failsafe time from its jobs, and nobody knew before the store went away."""
+    peers = Silent()
+    peers.silent = {"n4:1"}
+    whole = gang(5)
+    job = make_job("running", make_generation(["n1", "n2"]), failsafe_members=["n1", "n2", "n3", "n4"])
+    cluster = replace(whole, jobs={UID: job})
+
+    async def main() -> None:
+        first, other = (
+            Reach(name, peers=peers, clock=SimClock(), cluster=lambda: cluster, changed=lambda: None)
+            for name in ("n1", "n2")
+        )
+        await other.look()
+        assert [address for address, _ in peers.questions] == ["n1:1"]
+        for _ in range(3):
+            await first.look()
+        assert list(first.unreachable[UID]) == ["n4"]
+        assert {address for address, _ in peers.questions} == {"n1:1", "n2:1", "n3:1", "n4:1"}
+
+    run_virtual(main())
 
 
 def test_a_node_that_is_gone_is_not_asked() -> None:

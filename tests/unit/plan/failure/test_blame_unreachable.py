@@ -6,6 +6,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.world import PodReport
 from nodeagent.plan.failure.blame import blame, describe_cut, describe_pairs, find_cuts
 from nodeagent.plan.failure.hang import find_hang
+from nodeagent.plan.findings.cluster import judge_cuts
 from tests.unit.plan.build import VICTIM, failed, make_exit, make_generation, make_node
 from tests.unit.plan.failure.test_hang import WAITS, rank, report
 
@@ -31,6 +32,17 @@ def test_a_pair_is_named_once_with_the_address_that_does_not_answer() -> None:
         "check the network between them",
     ]
     assert find_cuts({"n1": pod("n1")}, nodes) == ()
+
+
+def test_a_failsafe_member_outside_the_gang_is_called_so_and_says_what_it_costs() -> None:
+    cuts = find_cuts({"n2": pod("n2", n1=100.0, n3=100.0)}, {}, outside=("n1",))
+    assert [describe_cut(cut, 140.0).partition(" (")[0] for cut in cuts] == [
+        "n2 cannot reach its failsafe member n1", "n2 cannot reach n3",
+    ]  # fmt: skip
+    outside, member = (one for _, one in judge_cuts({"a": cuts}, 140.0))
+    assert outside.what.endswith("the job's workers stop when the store does not answer for a few seconds")
+    assert "nodeagentctl cordon n1: others replace it" in outside.fix
+    assert member.what.endswith("its workers may wait for each other")
 
 
 def test_a_hang_names_the_pair_and_blames_nobody_for_it() -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Notice
 from nodeagent.model.world import Generation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.failsafe import better, choose, chooser, must_let_go, silence
 from nodeagent.plan.steps import Activate, Propose
-from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_generation, make_job, make_node
+from tests.unit.plan.build import (
+    NOW,
+    SUCCEEDED,
+    UID,
+    WALL,
+    life,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    verdict,
+)
 
 
 def peers(*names: str) -> list[NodeRecord]:
@@ -28,14 +39,14 @@ def lives(*names: str) -> dict[str, str]:
 def test_members_are_asked_by_rank_and_no_more_than_needed() -> None:
     names = [f"n{i}" for i in range(9, 0, -1)]
     cluster = make_cluster(peers(*names))
-    assert choose(cluster, make_generation(names).members.values()) == lives(*names[::2])
+    assert choose(cluster, UID, make_generation(names).members.values()) == lives(*names[::2])
 
 
 def test_they_are_spread_over_ranks_since_neighbours_share_a_rack() -> None:
     """Found by strangers: the first five were all in one, and with its power went all failsafe members."""
     names = [f"n{i}" for i in range(1, 65)]
     cluster = make_cluster(peers(*names))
-    assert choose(cluster, make_generation(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
+    assert choose(cluster, UID, make_generation(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
 
 
 def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
@@ -45,27 +56,58 @@ def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
         node.model_copy(update={"facts": node.facts.model_copy(update={"labels": {"rack": racks[node.id]}})})
         for node in peers(*names)
     ]
-    assert choose(make_cluster(nodes), make_generation(names).members.values()) == lives("n1", "n2", "n9", "n10", "n12")
+    chosen = choose(make_cluster(nodes), UID, make_generation(names).members.values())
+    assert chosen == lives("n1", "n2", "n9", "n10", "n12")
 
 
 def test_where_members_are_few_others_are_asked_as_well() -> None:
-    """In the order that people count in: n10 is no neighbour of n1."""
     cluster = make_cluster(peers("n1", "n10", "n2", "n3"))
-    assert choose(cluster, make_generation(["n3"]).members.values()) == lives("n3", "n1", "n2")
-    assert choose(cluster, make_generation(["n3", "n2", "n1"]).members.values()) == lives("n1", "n2", "n3")
+    chosen = choose(cluster, UID, make_generation(["n3"]).members.values())
+    assert len(chosen) == 3
+    assert chosen.items() >= lives("n3").items()
+    assert choose(cluster, UID, make_generation(["n3", "n2", "n1"]).members.values()) == lives("n1", "n2", "n3")
+
+
+def test_the_others_are_not_the_same_for_all_jobs() -> None:
+    """It was the first node for all of them: where that one did not answer, none had failsafe time."""
+    names = [f"n{i}" for i in range(1, 21)]
+    cluster, members = make_cluster(peers(*names)), [*make_generation(["n7"]).members.values()]
+    chosen = [choose(cluster, f"{uid:032x}", members) for uid in range(400)]
+    assert all(len(one) == 3 and "n7" in one for one in chosen)
+    assert all(10 < sum(n in one for one in chosen) < 90 for n in names if n != "n7"), "two of 19 for each"
+    assert chosen[5] == choose(cluster, f"{5:032x}", members)
+
+
+LATE = Notice(until=WALL + 60, until_served=NOW + 60_000, text="to be taken away")
+IDLE = {
+    "cordoned": make_node("n1", peer=True, cordon=True),
+    "drained": make_node("n1", peer=True, drain=True),
+    "unfit": make_node("n1", peer=True, health=[verdict()]),
+    "leaving": make_node("n1", peer=True, notice=LATE),
+}
+
+
+@pytest.mark.parametrize("how", [*IDLE, "restarting"])
+def test_others_that_may_be_given_no_work_are_passed_over(how: str) -> None:
+    """An idle node behind a firewall, cordoned for it, cost every small job its failsafe time."""
+    (n1,) = peers("n1")
+    node = IDLE.get(how) or n1.model_copy(update={"facts": n1.facts.model_copy(update={"restarting": WALL})})
+    members = make_generation(["n2"]).members.values()
+    assert choose(make_cluster([node, *peers("n2")]), UID, members) == lives("n2")
+    assert choose(make_cluster([node, *peers("n2", "n3", "n4")]), UID, members) == lives("n2", "n3", "n4")
 
 
 def test_others_that_cannot_be_asked_are_passed_over() -> None:
     nodes = [*peers("n1", "n3", "n4", "n5"), make_node("n2"), make_node("n6", peer=True, lost=True)]
     cluster = make_cluster(nodes, lapsed=["n3"])
-    assert choose(cluster, make_generation(["n1"]).members.values()) == lives("n1", "n4", "n5")
+    assert choose(cluster, UID, make_generation(["n1"]).members.values()) == lives("n1", "n4", "n5")
 
 
 def test_a_gang_with_a_member_that_cannot_be_asked_has_no_failsafe_members() -> None:
     """It would be bridged with the others' yes, while that member knows better and nobody hears it."""
     generation = make_generation(["n1", "n2"])
-    assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), generation.members.values()) == {}
-    assert choose(make_cluster(peers("n1", "n2", "n3"), lapsed=["n2"]), generation.members.values()) == {}
+    assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), UID, generation.members.values()) == {}
+    assert choose(make_cluster(peers("n1", "n2", "n3"), lapsed=["n2"]), UID, generation.members.values()) == {}
 
 
 # --- replacing
@@ -89,6 +131,17 @@ def test_a_failsafe_member_that_is_gone_is_replaced(how: str) -> None:
         nodes.append(make_node("n3", left=how == "left", lost=how == "lost", of_life=of_life))
     cluster = make_cluster(nodes, job, lapsed=["n3"] if how == "lapsed" else [])
     assert better(cluster, job) == lives("n1", "n2", "n4")
+
+
+@pytest.mark.parametrize("how", IDLE)
+def test_a_failsafe_member_that_may_be_given_no_work_any_more_is_replaced_by_a_member(how: str) -> None:
+    job = running("n2", "n3", failsafe_members=("n1", "n2", "n3"))
+    alone, more = (make_cluster([IDLE[how], *peers("n2", "n3", *names)], job) for names in ((), ("n4",)))
+    assert better(alone, job) == lives("n2", "n3")
+    assert better(more, job) == lives("n2", "n3", "n4")
+    assert chooser(more, job) == "n2", "its own agent may be what is broken"
+    member = running("n1", "n2", "n3", failsafe_members=("n1", "n2", "n3"))
+    assert better(make_cluster([IDLE[how], *peers("n2", "n3", "n4")], member), member) is None
 
 
 def test_too_few_failsafe_members_are_filled_up_once_there_is_company() -> None:

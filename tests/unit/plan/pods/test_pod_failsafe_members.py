@@ -192,7 +192,7 @@ def test_a_generation_without_failsafe_members_gets_some_from_its_first_member()
 
 def test_a_chooser_whose_pod_is_unfit_chooses_all_the_same() -> None:
     job = make_job("running", make_generation(["n4", "n5"]), failsafe_members=["n1", "n2", "n4"], target=2)
-    assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n2",)), Keep)
+    assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n4",)), Keep), "no member is one any more"
 
 
 # --- the order of the rules
