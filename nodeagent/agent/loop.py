@@ -260,6 +260,7 @@ class Agent:
             if self._leaving:
                 return
             started = self._clock.now()
+            self.advert.date_health()
             self._process.alive()
             self.advert.peer(self._process.address())
             self.advert.date_notice()

@@ -210,6 +210,8 @@ class Advert:
         self._https: tuple[str, str] | None = None
         self._until = 0.0
         """When (our clock) the machine is taken away, if there is a notice."""
+        self._began: dict[tuple[str, str, float], int] = {}
+        """By rule, device and Unix time of a verdict: the served time that it was published with."""
 
     def http(self, url: str) -> None:
         """Where health and metrics are to be found."""
@@ -238,6 +240,23 @@ class Advert:
     def health(self, facts: Mapping[str, object]) -> None:
         """What is known of the node's health."""
         self._publish(**facts)
+        self.date_health()
+
+    def date_health(self) -> None:
+        """Have the next beat give the served time at which each verdict began, by how old it is for our wall clock:
+        that may be wrong, and is compared with no other's."""
+        found, now = self._lease.facts.health, self._clock.now()
+        if not self._snapshot.complete or all(verdict.since_served is not None for verdict in found):
+            return
+        served, wall, before = self._snapshot.served(now), self._clock.wall(), self._began
+        self._began = {}
+        for verdict in found:
+            what = (verdict.rule, verdict.device, verdict.since)
+            age = millis(max(0.0, wall - verdict.since))
+            known = before.get(what)
+            self._began[what] = known if known is not None and known <= served else served - age
+        dated = (v.model_copy(update={"since_served": self._began[v.rule, v.device, v.since]}) for v in found)
+        self._publish(health=tuple(dated))
 
     def notice(self, notice: Notice | None) -> None:
         """The machine is being taken away; None: it is not. It is there for as long as our wall clock says now: that

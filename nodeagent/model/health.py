@@ -46,7 +46,10 @@ class Verdict(Record):
     raw: str = ""
     """The line or value that made the rule fire, as the agent read it."""
     since: float
-    """Unix time at which the rule fired first."""
+    """Unix time at which the rule fired first. By this node's clock: compared with nothing of another node's."""
+    since_served: int | None = None
+    """The same in served time (ms), as the node's agent publishes it. Below 0: before the cluster began; None: not
+    known yet."""
     seen: float
     """Unix time at which the rule fired last."""
     count: int = 1

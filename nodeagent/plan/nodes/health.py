@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from nodeagent.model.health import LABEL, Action, Claim, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.timing import millis
 from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 WINDOW = 600.0
 """Seconds within which nodes became unfit at about the same time."""
+WINDOW_MS = millis(WINDOW)
 ONE_IN = 10
 """Of so many nodes one may become unfit within the window; at least one always may."""
 APP_REPEATS = "xid.app.repeats"
@@ -117,7 +119,7 @@ def sick_members(cluster: Cluster, generation: Generation) -> tuple[tuple[Sick, 
             continue
         crowd = crowd or _Crowd(cluster)
         text = _reported(record, found[0])
-        unfit = max(crowd.at(v.since) for v in found)
+        unfit = max(crowd.at(_began(cluster, v)) for v in found)
         if unfit <= crowd.limit:
             go.append(Sick(member.node, text))
         else:
@@ -130,7 +132,7 @@ def sick_members(cluster: Cluster, generation: Generation) -> tuple[tuple[Sick, 
 
 def breaker(cluster: Cluster, facts: NodeFacts) -> str:
     """One phrase for people while it is open for this node; else empty."""
-    times = [v.since for v in facts.health if v.bars]
+    times = [_began(cluster, v) for v in facts.health if v.bars]
     if not times:
         return ""
     crowd = _Crowd(cluster)
@@ -145,25 +147,25 @@ class _Crowd:
 
     def __init__(self, cluster: Cluster) -> None:
         self.size = 0
-        self._begin: list[float] = []
-        self._end: list[float] = []
+        self._begin: list[int] = []
+        self._end: list[int] = []
         for record in _live(cluster):
             self.size += 1
-            last: float | None = None
-            for at in sorted(v.since for v in record.facts.health if v.bars):
-                if last is not None and at - last <= 2 * WINDOW:
+            last: int | None = None
+            for at in sorted(_began(cluster, v) for v in record.facts.health if v.bars):
+                if last is not None and at - last <= 2 * WINDOW_MS:
                     self._end.pop()  # a node counts once, however much of it is sick
                 else:
-                    self._begin.append(at - WINDOW)
-                self._end.append(at + WINDOW)
+                    self._begin.append(at - WINDOW_MS)
+                self._end.append(at + WINDOW_MS)
                 last = at
         self.limit = max(1, self.size // ONE_IN)
         """Nodes that may become unfit within the window before the breaker opens."""
         self._begin.sort()
         self._end.sort()
 
-    def at(self, time: float) -> int:
-        """Live nodes of which something became unfit within the window around that time."""
+    def at(self, time: int) -> int:
+        """Nodes of which something became unfit within the window around that served time."""
         return bisect_right(self._begin, time) - bisect_left(self._end, time)
 
 
@@ -226,9 +228,19 @@ def _words(verdict: Verdict) -> str:
 
 def _elsewhere(cluster: Cluster, node: str, verdict: Verdict) -> bool:
     others = (record for record in _live(cluster) if record.id != node)
-    return any(
-        v.rule == verdict.rule and abs(v.since - verdict.since) <= WINDOW for r in others for v in r.facts.health
-    )
+    return any(v.rule == verdict.rule and _together(v, verdict) for r in others for v in r.facts.health)
+
+
+def _together(one: Verdict, other: Verdict) -> bool:
+    """They began at about the same time, as far as is known."""
+    if one.since_served is None or other.since_served is None:
+        return True
+    return abs(one.since_served - other.since_served) <= WINDOW_MS
+
+
+def _began(cluster: Cluster, verdict: Verdict) -> int:
+    """Served time: nodes' clocks may be apart by more than the window."""
+    return cluster.served if verdict.since_served is None else verdict.since_served
 
 
 def _degraded(verdict: Verdict) -> bool:

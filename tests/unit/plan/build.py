@@ -102,7 +102,7 @@ def verdict(
     """``device``: empty for the node, else the uuid that ``make_node`` gives its GPUs."""
     return Verdict(
         rule=rule, device=device, severity=severity, action="reboot", text="it is lost", since=since, seen=since,
-        dry_run=dry_run,
+        since_served=NOW + round(1000 * (since - WALL)), dry_run=dry_run,
     )  # fmt: skip
 
 

@@ -226,6 +226,25 @@ def test_a_fault_of_long_ago_does_not_keep_a_new_one_in_the_gang() -> None:
     assert [breaker(cluster, record.facts) for record in cluster.nodes.values()] == ["", "", ""]
 
 
+def test_the_breaker_counts_by_served_time_whatever_the_nodes_clocks_show() -> None:
+    names = ["n1", "n2", "n3"]
+    apart = {n: lost(n).model_copy(update={"since": WALL + 2 * i * WINDOW}) for i, n in enumerate(names)}
+    decision = take([make_node(n, gpus=2, health=[v]) for n, v in apart.items()], running(*names))
+    assert decision.step is None
+    assert decision.why[0].startswith("breaker open: 3 of 3 nodes")
+
+
+def test_a_verdict_that_has_no_served_time_yet_began_just_now() -> None:
+    undated = lost("n1").model_copy(update={"since": 1.0, "since_served": None})
+    job = running("n1", "n2", "n3")
+    for since, kept in ((NOW, True), (NOW - 1000 * (WINDOW + 1), False)):
+        second = lost("n2").model_copy(update={"since_served": int(since)})
+        cluster = make_cluster(
+            [make_node("n1", gpus=2, health=[undated]), make_node("n2", gpus=2, health=[second]), *healthy(["n3"])], job
+        )
+        assert (breaker(cluster, cluster.nodes["n1"].facts) != "") == kept
+
+
 def test_one_node_in_ten_may_become_unfit_at_once() -> None:
     names = [f"n{i}" for i in range(1, 21)]
     for many, opens in ((2, False), (3, True)):
@@ -288,7 +307,7 @@ def test_application_errors_on_gpus_of_several_nodes_wear_out_none() -> None:
     assert [worn(both, n) for n in ("n1", "n2")] == [False, False]
     one = make_cluster([make_node("n1", gpus=2, health=[repeats["n1"]]), *healthy(["n2"])])
     assert worn(one, "n1")
-    apart = repeats["n2"].model_copy(update={"since": WALL + WINDOW + 1})
+    apart = repeats["n2"].model_copy(update={"since_served": NOW + 1000 * (WINDOW + 1)})
     later = make_cluster([make_node(n, gpus=2, health=[v]) for n, v in (repeats | {"n2": apart}).items()])
     assert worn(later, "n1")
 
