@@ -142,17 +142,41 @@ def breaker(cluster: Cluster, facts: NodeFacts) -> str:
     return f"open: {unfit} of {crowd.size} nodes became unfit within {WINDOW / 60:g} minutes; what runs is kept"
 
 
+def _in_hand(cluster: Cluster, record: NodeRecord) -> bool:
+    """What is found on the node stops no work: it is being repaired, or a person has cordoned it and nothing runs there
+    any more."""
+    claim = claimed(record.facts)
+    if claim is not None and claim.whole:
+        return True
+    return record.cordon is not None and record.id not in cluster.once("working", lambda _before: _working(cluster))
+
+
+def _working(cluster: Cluster) -> frozenset[str]:
+    """Nodes that a gang is on."""
+    generations = (job.generation for job in cluster.jobs.values())
+    return frozenset(node for g in generations if g is not None and g.state != "ended" for node in g.members)
+
+
+def _bars(record: NodeRecord) -> Iterable[Verdict]:
+    """Verdicts that could stop what runs: not those on what is set aside for a repair."""
+    claim = claimed(record.facts)
+    return (v for v in record.facts.health if v.bars and not (claim is not None and claim.takes(v.device)))
+
+
 class _Crowd:
-    """How many nodes became unfit at about the same time. Looked up often when many did, so it is sorted once."""
+    """How many nodes became unfit at about the same time, of those where it could stop work. Looked up often when
+    many did, so it is sorted once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.size = 0
         self._begin: list[int] = []
         self._end: list[int] = []
         for record in _live(cluster):
+            if _in_hand(cluster, record):
+                continue
             self.size += 1
             last: int | None = None
-            for at in sorted(_began(cluster, v) for v in record.facts.health if v.bars):
+            for at in sorted(_began(cluster, v) for v in _bars(record)):
                 if last is not None and at - last <= 2 * WINDOW_MS:
                     self._end.pop()  # a node counts once, however much of it is sick
                 else:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.model.health import Verdict
+from nodeagent.model.health import Claim, RepairState, Verdict
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Policy
 from nodeagent.model.node import Cordon, NodeRecord
@@ -243,6 +243,38 @@ def test_a_verdict_that_has_no_served_time_yet_began_just_now() -> None:
             [make_node("n1", gpus=2, health=[undated]), make_node("n2", gpus=2, health=[second]), *healthy(["n3"])], job
         )
         assert (breaker(cluster, cluster.nodes["n1"].facts) != "") == kept
+
+
+def in_hand(node: NodeRecord, *, drain: bool = True) -> NodeRecord:
+    """A person has cordoned it."""
+    return node.model_copy(update={"cordon": Cordon(reason="repair", by="ann", at=WALL, drain=drain)})
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_node_that_a_person_repairs_does_not_keep_others_in_their_gangs(drain: bool) -> None:
+    spare = in_hand(make_node("n4", gpus=2, health=[lost("n4")]), drain=drain)
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    job = running("n1", "n2", "n3")
+    assert sorted(proposed(take([*healthy(["n1", "n3"]), sick, spare], job)).members) == ["n1", "n3"]
+
+
+def test_nor_does_what_nodeagent_repairs() -> None:
+    claim = Claim(kind="reboot", rule="xid.79", whole=True, phase="runs", since=WALL)
+    away = make_node("n4", gpus=2, health=[lost("n4")])
+    facts = away.facts.model_copy(update={"repair_state": RepairState(claim=claim)})
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    job = running("n1", "n2", "n3")
+    nodes = [*healthy(["n1", "n3"]), sick, away.model_copy(update={"facts": facts})]
+    assert sorted(proposed(take(nodes, job)).members) == ["n1", "n3"]
+
+
+def test_cordoned_nodes_that_still_work_count_for_the_breaker() -> None:
+    """Else, with all nodes cordoned for an update, what the update breaks would stop all that runs."""
+    names = ["n1", "n2", "n3"]
+    nodes = [in_hand(make_node(n, gpus=2, health=[lost(n)]), drain=False) for n in names]
+    decision = take(nodes, running(*names))
+    assert decision.step is None
+    assert decision.why[0].startswith("breaker open: 3 of 3 nodes")
 
 
 def test_one_node_in_ten_may_become_unfit_at_once() -> None:
