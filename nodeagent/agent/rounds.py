@@ -90,7 +90,7 @@ class Rounds:
         if await self._publisher.publish(cluster):
             cluster = self._cluster()
         due = self._own.next_end
-        ends = [at for at in (cluster.windows_until, cluster.unanswered_until) if at]
+        ends = [at for at in (cluster.windows_until, cluster.left_out_until) if at]
         slice_began = self._clock.now()
         for job in cluster.jobs.values():
             if self._clock.now() - slice_began > SLICE:

@@ -17,7 +17,7 @@ from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.plan.nodes.availability import NO_CLOSING, Closing, closed, closing
-from nodeagent.plan.nodes.unanswered import marked
+from nodeagent.plan.nodes.setbacks import marked
 from nodeagent.store.errors import waits_for
 from nodeagent.store.messages import BeatReply, Unread
 
@@ -372,15 +372,15 @@ class Snapshot:
         if windows.windows:
             found = self._closing_of(windows, nodes, jobs, served)
             nodes, until = closed(self._notes, nodes, found.nodes), found.until
-        unanswered = marked(self._notes, nodes, jobs, served)
-        nodes = unanswered.nodes
+        shown = marked(self._notes, nodes, jobs, served)
+        nodes = shown.nodes
         last = self._view  # asked for several times in one moment
         if last is not None and (
             last.rev == self.rev
             and last.nodes is nodes and last.jobs is jobs and last.lapsed is self._lapsed
             and last.queues is queues and last.queues_rev == queues_rev
             and last.windows is windows and last.windows_rev == windows_rev and last.windows_until == until
-            and last.unanswered_until == unanswered.until
+            and last.left_out_until == shown.until
             and last.usage is self._usage_shown
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.returned is self._returned
@@ -402,7 +402,7 @@ class Snapshot:
             windows=windows,
             windows_rev=windows_rev,
             windows_until=until,
-            unanswered_until=unanswered.until,
+            left_out_until=shown.until,
             timing=self._timing,
             refused=refused,
             unread=unread,

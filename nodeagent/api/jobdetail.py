@@ -25,7 +25,7 @@ from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
-from nodeagent.plan.nodes.unanswered import in_words, left_out
+from nodeagent.plan.nodes.setbacks import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.elastic import SHOWN
 from nodeagent.plan.queueing.queue import in_queue
@@ -159,9 +159,9 @@ def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
     ]
 
 
-def unanswered_json(job: JobRecord, cluster: Cluster) -> list[Json]:
-    """Nodes that the job goes on without for now, since they did not acknowledge a generation in time, or had no memory
-    left: what each did (``text``), and in how many seconds of served time it is tried again (``left``)."""
+def setbacks_json(job: JobRecord, cluster: Cluster) -> list[Json]:
+    """Nodes that the job goes on without for now, since they were no good to it: what each did
+    (``text``), and in how many seconds of served time it is tried again (``left``)."""
     found = left_out(job, cluster.nodes, cluster.served) if job.phase not in TERMINAL else {}
     return [
         {"node": n, "text": in_words(found[n][0]), "left": round(max(0, found[n][1] - cluster.served) / 1000, 1)}

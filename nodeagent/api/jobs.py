@@ -31,8 +31,8 @@ from nodeagent.api.jobdetail import (
     alone_json,
     generations,
     policies_due,
+    setbacks_json,
     start_json,
-    unanswered_json,
     waits,
     way_out,
 )
@@ -178,7 +178,7 @@ class JobRoutes:
             "store_waits": store_waits,
             "way_out": way_out(job, cluster),
             "policies_due": policies_due(job, cluster),
-            "unanswered": unanswered_json(job, cluster),
+            "setbacks": setbacks_json(job, cluster),
             "no_progress": watching(job.generation) if job.generation is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "usage": job_use(job, cluster, time.time()),

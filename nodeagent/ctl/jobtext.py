@@ -147,7 +147,7 @@ def _generation(job: Json, colour: bool) -> list[str]:
         *_time_limit(job),
         *_hang(spec),
         *_policies(job),
-        *_unanswered(job),
+        *_setbacks(job),
         *_ties(job),
         field("Age", f"{span(job['age'])}; {_ran(job)}; {_restarts(job)}"),
         field("Budget", _budget(job["budget"])),
@@ -247,9 +247,9 @@ def _policies(job: Json) -> list[str]:
     return lines
 
 
-def _unanswered(job: Json) -> list[str]:
+def _setbacks(job: Json) -> list[str]:
     """Nodes that it goes on without for now."""
-    found = job["unanswered"]
+    found = job["setbacks"]
     return [field("Left out", f"{one['node']} {one['text']}: tried again in {span(one['left'])}") for one in found]
 
 

@@ -153,18 +153,23 @@ class BudgetEntry(Record):
     """Of a job of several roles: those whose places the fault concerns."""
 
 
-class Unanswered(Record):
-    """A node that did not acknowledge a generation of a job in time, and no later one since; or whose memory others had
-    filled, so that the kernel killed workers of the job."""
+SetbackKind = Literal["unanswered", "crowded", "failed", "lost", "unfit"]
+"""How a node was no good to a job: it did not acknowledge a generation in time; others had
+filled its memory, so that the kernel killed workers of the job; its workers failed at once when it had
+joined the gang; it was lost, or its hardware turned unfit, soon after it had joined."""
+
+
+class Setback(Record):
+    """How a node was no good to a job (``plan/nodes/setbacks.py``)."""
 
     node: str
-    life: str
+    kind: SetbackKind
+    life: str = ""
+    """Of a kind that another life of the node has no part in; else empty."""
     times: int = Field(ge=1)
-    """How often, one after the other."""
+    """How often, with nothing good in between."""
     at: int
     """Served time (ms) of the last time."""
-    full: bool = False
-    """The last time it was its memory."""
 
 
 class Outcome(Record):
@@ -301,9 +306,9 @@ class JobRecord(Record):
     silent: dict[str, str] = {}
     """Node to life: members of generation ``last_number`` that have not answered since a fault that counts ended it.
     The fault is not judged while there are some: if one of them proves to be lost, it was the cause."""
-    unanswered: Listed[Unanswered] = ()
-    """The last few nodes that held up its generations, or had no memory left for them: for how long it goes on without
-    them is ``plan/nodes/unanswered.py``'s."""
+    setbacks: Listed[Setback] = ()
+    """What it remembers of nodes that were no good to it, the last few: for how long it goes on without them is
+    ``plan/nodes/setbacks.py``'s."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None

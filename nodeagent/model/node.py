@@ -206,6 +206,6 @@ class NodeRecord(Record):
     """Job uid to readiness, for jobs this node prepares or runs."""
     reserved: ReservedNode | None = None
     """What a maintenance window means for the node. Set only in the views for decisions, never in the store."""
-    unanswered: dict[str, str] = {}
-    """Job (uid) that leaves the node out for now, and why (``plan/nodes/unanswered.py``). Likewise."""
+    left_out: dict[str, str] = {}
+    """Job (uid) that leaves the node out for now, and why (``plan/nodes/setbacks.py``). Likewise."""
     rev: int = 0

@@ -20,14 +20,14 @@ GenerationState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced", "port_taken",
-    "crowded", "scale", "join", "share", "drain", "hardware", "resume", "restart",
+    "crowded", "join_failed", "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
 is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
 stopped its own workers because it could not renew its lease. ``port_taken``: another user's process has a port that was
 kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was full, of which its pod had
-no more than its share. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed
-ones returned."""
+no more than its share. ``join_failed``: workers of a node that had just joined failed at once. ``hardware``: a node or
+GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed ones returned."""
 
 
 class Token(Record):
@@ -79,6 +79,9 @@ class Member(Record):
     environment has ranks within roles."""
     down: tuple[str, ...] = ()
     """Of a holder: roles of which no worker runs there any more, while others still stop (``Ack.down``)."""
+    joined: int = 0
+    """Of a newcomer: served time (ms) of the proposal with which it joined a gang that had run before. 0: it is none,
+    or no more (``plan/nodes/setbacks.py``)."""
 
     @property
     def ports(self) -> int:

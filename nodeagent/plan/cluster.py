@@ -131,8 +131,8 @@ class Cluster:
     """That of those in the store, signed or not: what a change of them has to name."""
     windows_until: int = 0
     """Served time at which they mean something else; 0: never."""
-    unanswered_until: int = 0
-    """Served time at which a job tries a node again that it leaves out since it did not acknowledge; 0: never."""
+    left_out_until: int = 0
+    """Served time at which a job tries a node again that it leaves out since it was no good to it; 0: never."""
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Jobs that this agent starts nothing of, by uid."""

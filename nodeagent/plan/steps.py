@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from nodeagent.model.job import BudgetEntry, Control, Outcome, Phase, Unanswered
+from nodeagent.model.job import BudgetEntry, Control, Outcome, Phase, Setback
 from nodeagent.model.world import Cause, GenerationState, Member, Token
 from nodeagent.pods.base import PodStatus
 
@@ -32,8 +32,8 @@ class Propose:
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     claims: tuple[str, ...] = ()
     """Queues with a capability of which it takes more than the job has."""
-    unanswered: tuple[Unanswered, ...] | None = None
-    """What the job remembers from now on of nodes that did not acknowledge in time; None: what it did."""
+    setbacks: tuple[Setback, ...] | None = None
+    """What the job remembers from now on of nodes that were no good to it; None: what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class End:
     """What is wanted of the job from then on; None: nothing else than before."""
     by_policy: bool = False
     """If the job succeeds: a policy completes it, whatever its workers have reported."""
-    unanswered: tuple[Unanswered, ...] | None = None
+    setbacks: tuple[Setback, ...] | None = None
     """As of ``Propose``."""
 
 

@@ -30,7 +30,7 @@ from nodeagent.store.messages import NewJob, Saved
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
     "running_since", "stands_since", "started", "ran", "restart_done", "not_before", "last_number", "restarts",
-    "outcome", "checkpoint", "unanswered",
+    "outcome", "checkpoint", "setbacks",
     "held", "rev",
 )  # fmt: skip
 """Fields of a job whose text is JSON already: numbers and opaque records."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Admission, BudgetEntry, Control, JobRecord, Outcome, Phase, Unanswered
+from nodeagent.model.job import Admission, BudgetEntry, Control, JobRecord, Outcome, Phase, Setback
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
@@ -309,8 +309,8 @@ class Proposal(Record):
     """For a planned end: seconds from SIGTERM to SIGKILL; None: the job's own grace."""
     form_ms: int
     """Served milliseconds from now to the deadline."""
-    unanswered: tuple[Unanswered, ...] | None = None
-    """What the job remembers from now on of nodes that did not acknowledge in time; None: what it did."""
+    setbacks: tuple[Setback, ...] | None = None
+    """What the job remembers from now on of nodes that were no good to it; None: what it did."""
     failsafe_members: dict[str, str] = {}
     """Node to life: the failsafe members of this generation once the generation is active."""
     outside: dict[str, str] = {}
@@ -361,8 +361,8 @@ class Ending(Record):
     """As ``Proposal.grace``."""
     kept: bool = False
     """See ``Proposal.kept``."""
-    unanswered: tuple[Unanswered, ...] | None = None
-    """As ``Proposal.unanswered``."""
+    setbacks: tuple[Setback, ...] | None = None
+    """As ``Proposal.setbacks``."""
     delay_ms: int = 0
     control: Control | None = None
     """Replaces the job's: its rev is ``control_rev`` + 1."""

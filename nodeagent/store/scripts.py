@@ -105,7 +105,7 @@ def ended_by(step: Proposal | Ending) -> dict[str, object]:
         "spend": codec.encode_optional(step.spend),
         "lost": sorted(set(step.lost)),
         "planned": step.planned,
-        "unanswered": codec.encode_optional_list(step.unanswered),
+        "setbacks": codec.encode_optional_list(step.setbacks),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.model.job import Unanswered
+from nodeagent.model.job import Setback
 from nodeagent.model.node import Cordon
 from nodeagent.model.world import PodReport, Token
 from tests.contract.bench import Bench, cause, generation, refused, spec, spend
@@ -229,17 +229,17 @@ async def test_last_reports_take_the_final_word_of_an_ack(bench: Bench) -> None:
 
 async def test_what_a_job_remembers_of_late_nodes_stays_until_a_step_brings_other(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    late = tuple(Unanswered(node=f"n{i}", life=f"n{i}-a", times=i, at=10**12 + i) for i in (1, 2))
+    late = tuple(Setback(node=f"n{i}", kind="unanswered", life=f"n{i}-a", times=i, at=10**12 + i) for i in (1, 2))
     job = await bench.submit()
-    assert job.unanswered == ()
-    job = await bench.propose(job, "n1", unanswered=late)
-    assert job.unanswered == late
+    assert job.setbacks == ()
+    job = await bench.propose(job, "n1", setbacks=late)
+    assert job.setbacks == late
     job = await bench.ack(job, "n1")
     job = await bench.propose(job, "n1")
-    assert (generation(job).number, job.unanswered) == (2, late), "a step that says nothing of it leaves it"
+    assert (generation(job).number, job.setbacks) == (2, late), "a step that says nothing of it leaves it"
     job = await bench.end(job, "holding")
-    assert job.unanswered == late
-    job = await bench.propose(job, "n1", unanswered=())
-    assert job.unanswered == ()
-    job = await bench.end(job, "holding", unanswered=late[:1])
-    assert job.unanswered == late[:1] == (await bench.job()).unanswered
+    assert job.setbacks == late
+    job = await bench.propose(job, "n1", setbacks=())
+    assert job.setbacks == ()
+    job = await bench.end(job, "holding", setbacks=late[:1])
+    assert job.setbacks == late[:1] == (await bench.job()).setbacks

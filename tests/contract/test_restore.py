@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.model.job import Admission, Control, JobRecord, Unanswered
+from nodeagent.model.job import Admission, Control, JobRecord, Setback
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.base import KeyMark
@@ -69,9 +69,9 @@ async def test_an_emptied_store_is_given_everything_back(bench: Bench) -> None:
     await bench.store.cordon("n2", Cordon(reason="fan", by="ann", at=1.5), "c1")
     first = await bench.active(await bench.submit(), "n1")
     first = await bench.report(first, "n1", "failed", "exit 1")
-    late = (Unanswered(node="n2", life="n2-a", times=2, at=7),)
-    second = await bench.ack(await bench.propose(first, "n1", unanswered=late), "n1")
-    assert second.unanswered == late
+    late = (Setback(node="n2", kind="unanswered", life="n2-a", times=2, at=7),)
+    second = await bench.ack(await bench.propose(first, "n1", setbacks=late), "n1")
+    assert second.setbacks == late
     await bench.report(second, "n1", "running")
     await bench.submit("u2", "other")
     view = await read(bench)

@@ -191,9 +191,9 @@ def guard_asleep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimMachine, "grant", late)
 
 
-def unanswered_and_forgotten(patch: pytest.MonkeyPatch) -> None:
+def setbacks_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A job does not remember which nodes did not acknowledge in time."""
-    change(patch, ("job.unanswered = A.unanswered or job.unanswered", "job.unanswered = nil"))
+    change(patch, ("job.setbacks = A.setbacks or job.setbacks", "job.setbacks = nil"))
 
 
 def silence_not_recorded(patch: pytest.MonkeyPatch) -> None:
@@ -815,6 +815,7 @@ MUTANTS = (
     Mutant(a_silent_agent_is_given_work, provocations.the_agent_of_a_spare_hangs),
     Mutant(silent_for_ever, provocations.the_agent_of_a_spare_hangs),
     Mutant(a_job_takes_a_node_that_it_only_misses, provocations.the_agent_of_a_spare_hangs),
+    Mutant(setbacks_forgotten, provocations.a_node_never_acknowledges),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

@@ -74,7 +74,7 @@ def test_a_gang_that_only_misses_its_acknowledgement_takes_nothing_from_another_
         assert c.server.state.nodes[spare].mute
         c.nodes[spare].thaw()
         await running(c, 3, limit=TIMING.cooldown + 6 if minimum == 2 else 1.0)
-        assert spare in members(c, "j") and not c.job("j").unanswered
+        assert spare in members(c, "j") and not c.job("j").setbacks
         assert trains_undisturbed(c, spare, pids, life)
         assert not any(entry.counts for entry in c.job("j").budget.values())
         assert not c.server.state.nodes[spare].mute

@@ -3,7 +3,8 @@
 import { at, badge, clock, el, plural, row, since, small, span } from "./draw.js";
 
 const FAULTS = new Set([
-  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "crowded", "hardware",
+  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "crowded", "join_failed",
+  "hardware",
 ]);
 const ENDED = new Set(["succeeded", "failed", "stopped"]);
 const SHOWN = 4;

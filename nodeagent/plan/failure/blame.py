@@ -165,11 +165,7 @@ def blame(reports: Mapping[str, PodReport]) -> Blame | None:
     then the order of ending on that node. If the first of them asks to be re-formed, it is the one. Else, of those that
     do not ask, one whose error does not speak of a lost peer is named before those whose does.
     """
-    failed = sorted(
-        ((e.signal != signal.SIGKILL, r.seq or 1 << 30, e.order, node, e)
-         for node, r in reports.items() for e in _failures(r)),
-        key=lambda row: row[:4],
-    )  # fmt: skip
+    failed = _in_order(reports)
     if not failed:
         return None
     *_, node, worst = failed[0]
@@ -184,6 +180,20 @@ def blame(reports: Mapping[str, PodReport]) -> Blame | None:
         others = ", ".join(str(row[-1].rank) for row in failed if row[-1] is not worst)
         text += f" (ranks {others} ended after it)"
     return Blame(node, worst, victim, text)
+
+
+def _in_order(reports: Mapping[str, PodReport]) -> list[tuple[bool, int, int, str, WorkerExit]]:
+    """The workers that failed, each behind its node: who was killed first, then by the order of the reports."""
+    return sorted(
+        ((e.signal != signal.SIGKILL, r.seq or 1 << 30, e.order, node, e)
+         for node, r in reports.items() for e in _failures(r)),
+        key=lambda row: row[:4],
+    )  # fmt: skip
+
+
+def first_failed(reports: Mapping[str, PodReport]) -> str:
+    """The node of the worker that failed first, whatever workers wrote; empty if none failed."""
+    return next((node for *_, node, _worker in _in_order(reports)), "")
 
 
 def may_be_cause(reports: Mapping[str, PodReport], who: Blame) -> list[tuple[str, WorkerExit]]:

@@ -158,6 +158,8 @@ class Fault:
     """What the job becomes then."""
     awaits: tuple[str, ...] = ()
     """Who has to answer, or to be lost, before this is judged."""
+    by_policy: bool = False
+    """A policy of the job ends it so."""
 
 
 def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
@@ -525,12 +527,12 @@ def _fault(
         alone=_alone(case),
         roles=roles,
     )
-    fail, ends = "", ENDS["FailJob"]
+    fail, ends, by_policy = "", ENDS["FailJob"], False
     if answered.action is not None and answered.action in ENDS:
-        fail, ends = answered.text, ENDS[answered.action]
+        fail, ends, by_policy = answered.text, ENDS[answered.action], True
     elif spend.counts and not (verdict := check_budget(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
-    return Fault(cause, spend, outcome, fail, ends)
+    return Fault(cause, spend, outcome, fail, ends, by_policy=by_policy)
 
 
 def _alone(case: _Case) -> tuple[int, ...]:

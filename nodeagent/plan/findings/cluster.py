@@ -13,7 +13,7 @@ from typing import Literal
 from nodeagent.model.base import Record
 from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL, Filled, Owned, Quota
+from nodeagent.model.job import TERMINAL, Filled, JobRecord, Owned, Quota, Setback
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
@@ -22,7 +22,7 @@ from nodeagent.plan.fairshare.queues import overbooked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.nodes.labels import tree
-from nodeagent.plan.nodes.unanswered import in_words, left_out
+from nodeagent.plan.nodes.setbacks import in_words, left_out
 
 Placed = tuple[str, Finding]
 """(where, what)"""
@@ -366,13 +366,21 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             if cluster.live(name):
                 left = (until - cluster.served) / 1000
                 what = f"{in_words(late)}: job {job.name} goes on without it, and tries it again in {left:.0f} s"
-                host = cluster.nodes[name].facts.hostname
-                look = f"on {host}: free -h; ps -eo rss,user,args --sort -rss | head" if late.full else ""
-                look = look or f"see whether {host} is there; {_LOOK.format(host=host)}"
-                yield f"node/{name}", _warning(what, look)
+                yield f"node/{name}", _warning(what, _after_setback(cluster.nodes[name], job, late))
         for name, ready in unfit.get(job.uid, ()):
             what = "lead" if ready.portless and not job.spec.several else "run"
             yield f"node/{name}", _warning(f"cannot {what} job {job.name}: {ready.reason}", fix)
+
+
+def _after_setback(node: NodeRecord, job: JobRecord, setback: Setback) -> str:
+    """What a person does about a node that was no good to a job."""
+    if setback.kind == "failed":
+        cordon = f"nodeagentctl cordon {node.id} --reason TEXT; nodeagentctl diag {node.id}"
+        return f"nodeagentctl describe {job.name} has its last lines; {cordon}"
+    if setback.kind == "crowded":
+        return f"on {node.facts.hostname}: free -h; ps -eo rss,user,args --sort -rss | head"
+    look = _LOOK.format(host=node.facts.hostname)
+    return f"see whether {node.facts.hostname} is there, and stays; {look}"
 
 
 def _versions(cluster: Cluster) -> Iterator[Placed]:

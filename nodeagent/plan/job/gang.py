@@ -30,7 +30,7 @@ from nodeagent.plan.nodes.candidates import strays
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import sick_members
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
-from nodeagent.plan.nodes.unanswered import remembered
+from nodeagent.plan.nodes.setbacks import remembered
 from nodeagent.plan.queueing import dependencies
 from nodeagent.plan.queueing.queue import queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
@@ -40,9 +40,12 @@ from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
 def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
     found = _decide(cluster, job, wall)
-    if isinstance(found.step, Propose | End) and (late := remembered(cluster, job, found.step.spend)) is not None:
-        return replace(found, step=replace(found.step, unanswered=late))
-    return found
+    step = found.step
+    if not isinstance(step, Propose | End):
+        return found
+    stay, cause = (step.members, step.cause) if isinstance(step, Propose) else ((), None)
+    setbacks = remembered(cluster, job, stay, cause, step.spend)
+    return found if setbacks is None else replace(found, step=replace(step, setbacks=setbacks))
 
 
 def _decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:

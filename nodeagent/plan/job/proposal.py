@@ -19,6 +19,7 @@ from nodeagent.plan.nodes import failsafe
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy, gpus_per_worker, ranked
 from nodeagent.plan.nodes.health import remarkable
 from nodeagent.plan.nodes.labels import Path
+from nodeagent.plan.nodes.setbacks import joined_at
 from nodeagent.plan.placing.placement import Placement, arrange, arranged, choose, may_move, soon
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
@@ -155,7 +156,8 @@ def propose(
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
     gang = gang_of(cluster, job.spec) if arranged(cluster, job.spec) else None
     paths, segment = (gang.paths, gang.segment) if gang is not None else (None, 0)
-    members = make_world(job.generation, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
+    new = {c.node: joined_at(job, c.node, c.life, cluster.served) for c in placement.chosen}
+    members = make_world(job.generation, placement.chosen, job.spec.role, facts, placement.places, paths, segment, new)
     stop = job.spec.longest_grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     kept = failsafe.choose(cluster, job.uid, members.values())
@@ -250,9 +252,10 @@ def make_world(
     places: Mapping[str, tuple[Place, ...]],
     paths: Mapping[str, Path] | None = None,
     segment: int = 0,
+    joined: Mapping[str, int] | None = None,
 ) -> dict[str, Member]:
     """Members of the next generation by node. ``places``: of a job of several roles, by node. ``paths``, ``segment``:
-    see ``order_nodes``. Raises KeyError for a chosen node without facts."""
+    see ``order_nodes``. ``joined``: as of members, by node. Raises KeyError for a chosen node without facts."""
     by_node = {c.node: c for c in chosen}
     members: dict[str, Member] = {}
     first = 0
@@ -266,7 +269,7 @@ def make_world(
             workers = sum(place.workers for place in here)
         members[node] = Member(
             node=node, life=one.life, group_rank=rank, first_rank=first, workers=workers, devices=one.devices,
-            places=here,
+            places=here, joined=(joined or {}).get(node, 0),
         )  # fmt: skip
         first += workers
     return members

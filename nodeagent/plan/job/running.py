@@ -18,13 +18,14 @@ from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults
 from nodeagent.plan.failure.hang import watching
+from nodeagent.plan.failure.newcomers import join_fault
 from nodeagent.plan.failure.policies import ENDS, answer, ending, roles_on, sentence, task_completed
 from nodeagent.plan.job.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.nodes.availability import grace_left
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes, more_expected
-from nodeagent.plan.nodes.unanswered import grows_at
+from nodeagent.plan.nodes.setbacks import grows_at
 from nodeagent.plan.placing.placement import Placement
 from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
 from nodeagent.plan.steps import Decision, End, JudgeFault, Settle
@@ -114,7 +115,7 @@ def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wal
         if wait:
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",), end)
     if fault is not None:
-        return after_fault(cluster, job, fault, gone)
+        return _without_newcomer(cluster, job, fault, gone) or after_fault(cluster, job, fault, gone)
     return _healthy_gang(cluster, job, generation, wall)
 
 
@@ -141,6 +142,17 @@ def _healthy_gang(cluster: Cluster, job: JobRecord, generation: Generation, wall
     if notes and change.step is None:
         return Decision(None, (*notes, *change.why), change.at)
     return change
+
+
+def _without_newcomer(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision | None:
+    """The gang goes on at once without a node that failed as soon as it had joined; None: it has not, or it cannot."""
+    found = join_fault(cluster, job, fault)
+    if found is None:
+        return None
+    placement = place(cluster, job, [found.cause.node])
+    if not placement.fits:
+        return None
+    return propose(cluster, job, found.cause, gone, found.spend, placement, planned=False)
 
 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
@@ -419,7 +431,7 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
     return _propose_or_stay(cluster, job, cause, wall, left)
 
 
-_HELD_UP = "again and again a node did not acknowledge in time"
+_HELD_UP = "again and again a node was no good"
 
 
 def _mute(cluster: Cluster, generation: Generation) -> str:

@@ -260,6 +260,7 @@ def _why_again(job: JobRecord) -> Cause:
         "fenced",
         "port_taken",
         "crowded",
+        "join_failed",
         "reform",
         "share",
     )

@@ -17,7 +17,7 @@ from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings, pick,
 from nodeagent.plan.nodes.health import bar, worn_nodes
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import own_devices, present_members, survivors
-from nodeagent.plan.nodes.unanswered import doubtful
+from nodeagent.plan.nodes.setbacks import doubtful
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
@@ -231,8 +231,8 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
     )
     if isinstance(got, str):
         return no("out", got)
-    if job.uid in node.unanswered:
-        return replace(no("unfit", node.unanswered[job.uid]), passing=True)
+    if job.uid in node.left_out:
+        return replace(no("unfit", node.left_out[job.uid]), passing=True)
     ready = node.readiness.get(job.uid)
     if ready is None:
         return no("pending", "has not checked the job yet", devices=got)
@@ -427,7 +427,7 @@ def _staying(cluster: Cluster, job: JobRecord) -> int:
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     """The order in which nodes are chosen: members by rank; then the others as given, preferred ones first. Behind all
-    these, in this order: non-members that may be taken away (spot), worn nodes, nodes that did not acknowledge, nodes
+    these, in this order: non-members that may be taken away (spot), worn nodes, nodes that were no good to it, nodes
     that were scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]

@@ -23,7 +23,7 @@ from nodeagent.plan.nodes.candidates import Candidate, NodeKind, Standing, candi
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.nodes.unanswered import doubtful
+from nodeagent.plan.nodes.setbacks import doubtful
 from nodeagent.plan.placing.counts import PlacesCount, RoleRoom, count_places, room_of
 from nodeagent.plan.placing.places import Ground, Layout, Site, had_places
 from nodeagent.plan.placing.topology import (
@@ -130,7 +130,7 @@ def _looked_at(cluster: Cluster, job: JobRecord) -> tuple[object, ...]:
     members = job.generation.members if job.generation is not None else None
     return (
         candidates(cluster, job), survivors(cluster, job), members, worn_nodes(cluster), spot_nodes(cluster),
-        job.control, job.spec, job.unanswered, tree(cluster), may_move(cluster, job),
+        job.control, job.spec, job.setbacks, tree(cluster), may_move(cluster, job),
     )  # fmt: skip
 
 

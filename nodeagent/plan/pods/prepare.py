@@ -21,7 +21,7 @@ from nodeagent.plan.nodes.candidates import (
 from nodeagent.plan.nodes.health import takes_work, worn_nodes
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.nodes.unanswered import doubtful
+from nodeagent.plan.nodes.setbacks import doubtful
 from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
 from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers

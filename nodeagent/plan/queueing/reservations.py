@@ -403,8 +403,8 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     job = waiting.job
     astray = strays(cluster, job)
     ready = asked(cluster).get(job.uid, {})
-    late = {one.node for one in job.unanswered}.intersection(cluster.nodes)
-    late = {n for n in late if job.uid in cluster.nodes[n].unanswered}
+    late = {one.node for one in job.setbacks}.intersection(cluster.nodes)
+    late = {n for n in late if job.uid in cluster.nodes[n].left_out}
     bad = {*astray, *late, *(n for n, one in ready.items() if one.state == "unfit"), *shut_for(cluster, job.spec)}
     nodes = [n for n in would_do(cluster, job) if n not in bad]
     choices = of_places if job.spec.several else of_one_role

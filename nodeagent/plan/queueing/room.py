@@ -180,7 +180,7 @@ def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
     known, role = dict.fromkeys(rooms.asked.get(job.uid, ())), spec.roles[0]
     if generation is not None:
         known |= dict.fromkeys([*generation.members, *generation.holders])
-    known |= dict.fromkeys(one.node for one in job.unanswered)
+    known |= dict.fromkeys(one.node for one in job.setbacks)
     among = spec.placement is not None or (role.placement is not None and role.placement.hard)
     look = _room_for_places if spec.several else _room_among if among else _room_with
     if known or (spec.several and job.control.growing is not None):

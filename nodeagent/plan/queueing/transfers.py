@@ -696,7 +696,7 @@ class TransferPlanner:
         ready = record.readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._books.used.get(node, {}):
             return False
-        if job.uid in record.unanswered:
+        if job.uid in record.left_out:
             return False
         return self._books.suits(job, node, donor)
 

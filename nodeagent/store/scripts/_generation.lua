@@ -239,7 +239,7 @@ local function leave_generation(job, idle)
     count_idle(job)
   end
   local before = named(job)
-  job.unanswered = A.unanswered or job.unanswered
+  job.setbacks = A.setbacks or job.setbacks
   spend(job, A.spend)
   close_generation(job, A.spend)
   return before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.agent.snapshot import MOST_UNREAD, Snapshot
-from nodeagent.model.job import Unanswered
+from nodeagent.model.job import Setback
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay, UsageRow
@@ -418,12 +418,12 @@ def test_a_view_that_lacks_jobs_is_not_certain_until_all_is_read_anew() -> None:
 
 def test_a_node_that_did_not_acknowledge_is_marked_until_it_is_tried_again_and_given_back_as_it_was_read() -> None:
     snapshot = Snapshot(Timing(credit=100.0))
-    late = Unanswered(node="n2", life="life-n2", times=1, at=1000)
-    job = make_job("running", make_generation(["n1"]), target=2).model_copy(update={"unanswered": (late,)})
+    late = Setback(node="n2", kind="unanswered", life="life-n2", times=1, at=1000)
+    job = make_job("running", make_generation(["n1"]), target=2).model_copy(update={"setbacks": (late,)})
     snapshot.absorb(reply(nodes=(make_node("n1"), make_node("n2")), jobs=(job,)), 0.0)
     first, second = snapshot.cluster(0.0), snapshot.cluster(59.0)
-    assert UID in first.nodes["n2"].unanswered and not first.nodes["n1"].unanswered
-    assert (first.unanswered_until, first.nodes is second.nodes) == (61_000, True)
-    assert not any(node.unanswered for node in snapshot.known(0.0).nodes)
+    assert UID in first.nodes["n2"].left_out and not first.nodes["n1"].left_out
+    assert (first.left_out_until, first.nodes is second.nodes) == (61_000, True)
+    assert not any(node.left_out for node in snapshot.known(0.0).nodes)
     after = snapshot.cluster(60.0)
-    assert not after.nodes["n2"].unanswered and not after.unanswered_until
+    assert not after.nodes["n2"].left_out and not after.left_out_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.api.jobdetail import alone_json, generations, policies_due, start_json, unanswered_json, way_out
+from nodeagent.api.jobdetail import alone_json, generations, policies_due, setbacks_json, start_json, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.serializers import job_json, node_json
 from nodeagent.model.constraints import Constraints
@@ -268,7 +268,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "why": list(why),
         "way_out": way_out(record, shown),
         "policies_due": policies_due(record, shown),
-        "unanswered": unanswered_json(record, shown),
+        "setbacks": setbacks_json(record, shown),
         **start_json(record, shown, NOW),
         "store_waits": "",
         "no_progress": "",

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.serializers import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
-from nodeagent.model.job import JobRecord, Unanswered
+from nodeagent.model.job import JobRecord, Setback
 from nodeagent.model.jobspec import After, JobSpec, Nodes, Policy, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
@@ -247,10 +247,10 @@ def test_policies_whose_timeout_runs_are_shown_with_what_is_left() -> None:
 
 def test_nodes_that_it_goes_on_without_are_shown_with_when_they_are_tried_again() -> None:
     late = (
-        Unanswered(node="n3", life=life("n3"), times=2, at=NOW),
-        Unanswered(node="n2", life="one from before", times=5, at=NOW),
+        Setback(node="n3", kind="unanswered", life=life("n3"), times=2, at=NOW),
+        Setback(node="n2", kind="unanswered", life="one from before", times=5, at=NOW),
     )
-    job = make_job("running", make_generation(["n1"]), target=3).model_copy(update={"unanswered": late})
+    job = make_job("running", make_generation(["n1"]), target=3).model_copy(update={"setbacks": late})
     detail = samples.detail(job, shown=make_cluster(["n1", "n2", "n3"], job, served=NOW + 3000))
     lines = [" ".join(line.split()) for line in job_lines(detail, False) if line.startswith("Left out")]
     assert lines == ["Left out: n3 did not acknowledge a generation in time twice in a row: tried again in 117s"]

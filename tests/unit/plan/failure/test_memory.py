@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Unanswered
+from nodeagent.model.job import JobRecord, Setback
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import AloneRestart, PodReport, Starved, WorkerExit
 from nodeagent.plan.failure.faults import find_fault, restarts_spent
 from nodeagent.plan.failure.memory import MOST, memory_share, within_share
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.nodes.unanswered import LONGEST, doubtful, left_out
+from nodeagent.plan.nodes.setbacks import LONGEST, doubtful, left_out
 from nodeagent.plan.pods.report import with_crowd
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
@@ -109,9 +109,9 @@ def test_the_job_remembers_the_node_and_takes_others_first() -> None:
     step = decide(make_cluster(["n1", "n2", "n3"], job), job, WALL).step
     assert isinstance(step, End)
     assert (step.phase, step.delay_ms, step.spend is not None and step.spend.counts) == ("holding", 0, False)
-    assert step.unanswered == (Unanswered(node="n1", life=life("n1"), times=1, at=NOW, full=True),)
+    assert step.setbacks == (Setback(node="n1", kind="crowded", life=life("n1"), times=1, at=NOW),)
     held = make_job("holding", make_generation(["n1", "n2"], state="ended"), target=2)
-    held = held.model_copy(update={"unanswered": step.unanswered})
+    held = held.model_copy(update={"setbacks": step.setbacks})
     assert doubtful(held) == {"n1"}
     cluster = make_cluster(["n1", "n2", "n3"], held)
     assert left_out(held, cluster.nodes, NOW) == {}, "it may not start without it: it is tried again at once"
@@ -122,14 +122,14 @@ def test_the_job_remembers_the_node_and_takes_others_first() -> None:
 def test_a_node_whose_memory_is_full_again_and_again_is_left_out_for_longer_each_time() -> None:
     """Else the job would lose its workers there for ever, at no cost. That it acknowledges is no proof."""
     waits, at = [], NOW
-    times: tuple[Unanswered, ...] = ()
+    times: tuple[Setback, ...] = ()
     for _ in range(9):
-        job = running({"n1": crowd()}).model_copy(update={"unanswered": times})
+        job = running({"n1": crowd()}).model_copy(update={"setbacks": times})
         step = decide(make_cluster(["n1", "n2"], job, served=at), job, WALL).step
-        assert isinstance(step, End) and step.unanswered is not None
-        times = step.unanswered
+        assert isinstance(step, End) and step.setbacks is not None
+        times = step.setbacks
         held = make_job("holding", make_generation(["n1", "n2"], state="ended"))
-        held = held.model_copy(update={"unanswered": times})
+        held = held.model_copy(update={"setbacks": times})
         found = left_out(held, make_cluster(["n1", "n2"], held, served=at).nodes, at)
         waits.append((found["n1"][1] - at) // 1000 if found else 0)
         at += 1000 * waits[-1] + 1
@@ -137,10 +137,10 @@ def test_a_node_whose_memory_is_full_again_and_again_is_left_out_for_longer_each
 
 
 def test_it_is_forgotten_once_nothing_happened_for_twice_as_long() -> None:
-    one = Unanswered(node="n1", life=life("n1"), times=3, at=NOW, full=True)
+    one = Setback(node="n1", kind="crowded", life=life("n1"), times=3, at=NOW)
     job = make_job("running", make_generation(["n1", "n2"]), target=2, restart=1).model_copy(
-        update={"unanswered": (one,)}
+        update={"setbacks": (one,)}
     )
     for served, kept in ((NOW + int(2000 * LONGEST) - 1, None), (NOW + int(2000 * LONGEST), ())):
         step = decide(make_cluster(["n1", "n2"], job, served=served), job, WALL).step
-        assert isinstance(step, Propose) and step.unanswered == kept
+        assert isinstance(step, Propose) and step.setbacks == kept

@@ -105,7 +105,7 @@ def test_a_forming_generation_does_not_wait_for_its_acknowledgement(holders: Seq
     assert isinstance(step, Propose)
     assert (set(step.members), step.lost, step.spend) == ({"n1", "n2", "n4"}, (), None)
     assert step.cause.text == "because of join; the agent of n3 is silent"
-    assert step.unanswered is None, "it is as good as before once its agent is back"
+    assert step.setbacks is None, "it is as good as before once its agent is back"
     smaller = takes(make_cluster(nodes[:3], job)).step
     assert isinstance(smaller, Propose) and set(smaller.members) == {"n1", "n2"}
 
@@ -114,8 +114,8 @@ def test_nor_does_the_job_remember_it_at_the_deadline() -> None:
     job = forming(acks=["n1"])
     step = takes(make_cluster(["n1", "n2", mute("n3")], job, served=LATE)).step
     assert isinstance(step, Propose) and set(step.members) == {"n1", "n2"}
-    assert step.unanswered is not None
-    assert [one.node for one in step.unanswered] == ["n2"]
+    assert step.setbacks is not None
+    assert [one.node for one in step.setbacks] == ["n2"]
 
 
 def test_a_gang_that_needs_it_holds_with_the_reason_and_starts_when_its_agent_is_back() -> None:
