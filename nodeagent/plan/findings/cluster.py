@@ -16,9 +16,11 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, Filled, JobRecord, Owned, Quota, Setback
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import queue_of
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import Cut, describe_cut
 from nodeagent.plan.fairshare.queues import overbooked
+from nodeagent.plan.nodes.failing import failing_nodes
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.nodes.labels import tree
@@ -243,6 +245,7 @@ def judge_cluster(
         _kernel_logs(cluster),
         _gpus(cluster),
         _held(cluster),
+        _failing(cluster),
         _jobs(cluster, why),
         _versions(cluster),
         _addresses(cluster),
@@ -334,6 +337,22 @@ def _held(cluster: Cluster) -> Iterator[Placed]:
             what = f"processes of job {whose} do not end{why}; nobody is given what they may have: {names(devices)}"
             drain = f"nodeagentctl drain {name} --reason TEXT"
             fix = f"on {host}: ps -eo pid,stat,wchan:30,cmd; if it lasts: {drain}, then reboot it"
+            yield f"node/{name}", _warning(what, fix)
+
+
+def _failing(cluster: Cluster) -> Iterator[Placed]:
+    """Nodes on which job after job failed, and where none has been running for a while by now."""
+    early = millis(cluster.timing.early)
+    for name, jobs in failing_nodes(cluster).items():
+        gangs = [job.generation for job in cluster.jobs.values() if job.phase == "running" and job.generation]
+        well = any(name in gang.members and cluster.served - gang.since > early for gang in gangs)
+        if cluster.live(name) and not well:
+            last = jobs[-1].name
+            what = (
+                f"the last {len(jobs)} jobs here failed within {cluster.timing.early:g} s of their start: "
+                f"{', '.join(job.name for job in jobs)}; it is taken last"
+            )
+            fix = f"nodeagentctl describe {last}; nodeagentctl cordon {name} --reason TEXT; nodeagentctl diag {name}"
             yield f"node/{name}", _warning(what, fix)
 
 

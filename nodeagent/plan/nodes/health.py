@@ -16,6 +16,7 @@ from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
+from nodeagent.plan.nodes.failing import failing_nodes
 
 WINDOW = 600.0
 """Seconds within which nodes became unfit at about the same time."""
@@ -64,10 +65,10 @@ def worn(cluster: Cluster, node: str) -> bool:
 
 
 def worn_nodes(cluster: Cluster) -> frozenset[str]:
-    """All of them. The very same object for as long as they are the same."""
+    """All of them, and those on which job after job fails. The very same object for as long as they are the same."""
 
     def look(before: frozenset[str] | None) -> frozenset[str]:
-        found = frozenset(node for node in remarkable(cluster) if worn(cluster, node))
+        found = frozenset(node for node in remarkable(cluster) if worn(cluster, node)) | failing_nodes(cluster).keys()
         return before if before == found else found
 
     return cluster.once("worn", look)
