@@ -810,7 +810,6 @@ MUTANTS = (
     Mutant(asked_again_at_once, provocations.overloaded),
     Mutant(what_is_not_reclaimable_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(what_is_guaranteed_comes_back, provocations.nodes_that_others_may_not_take_back),
-    Mutant(unanswered_and_forgotten, provocations.a_node_never_acknowledges),
     Mutant(silence_not_recorded, provocations.the_agent_of_a_spare_hangs),
     Mutant(a_silent_agent_is_given_work, provocations.the_agent_of_a_spare_hangs),
     Mutant(silent_for_ever, provocations.the_agent_of_a_spare_hangs),

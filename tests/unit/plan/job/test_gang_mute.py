@@ -158,4 +158,4 @@ def test_it_lends_nobody_time_that_it_could_not_know_of() -> None:
     job = make_job("running", make_generation(["n1"]))
     members = job.generation.members.values() if job.generation is not None else ()
     nodes = [make_node("n1", peer=True), mute("n2", peer=True), *(make_node(n, peer=True) for n in ("n3", "n4"))]
-    assert set(failsafe.choose(make_cluster(nodes, job), members)) == {"n1", "n3", "n4"}
+    assert set(failsafe.choose(make_cluster(nodes, job), job.uid, members)) == {"n1", "n3", "n4"}
