@@ -358,7 +358,7 @@ def test_its_pod_stays_ready_and_doctor_names_it() -> None:
 
 
 def test_doctor_says_what_to_look_at_where_the_memory_was_full() -> None:
-    job = running(late("n3", 2).model_copy(update={"full": True}))
+    job = running(late("n3", 2).model_copy(update={"kind": "crowded"}))
     (found,) = [one for where, one in judge_cluster(view(["n1", "n2", "n3"], job), {}, {}) if where == "node/n3"]
     assert found.what.startswith("had no memory left for its workers twice in a row: job a goes on without it")
     assert found.fix == "on n3: free -h; ps -eo rss,user,args --sort -rss | head"
