@@ -34,14 +34,14 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.failure import rounds
+from nodeagent.plan.failure import newcomers, rounds
 from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.failure.rounds import next_round
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
-from nodeagent.plan.nodes import candidates, health
+from nodeagent.plan.nodes import candidates, health, setbacks
 from nodeagent.plan.nodes.labels import Tree
 from nodeagent.plan.placing import placement, places
 from nodeagent.plan.placing.places import Ground, Site
@@ -223,6 +223,12 @@ def a_job_takes_a_node_that_it_only_misses(patch: pytest.MonkeyPatch) -> None:
         ("'name', 'holder:' .. node)", "'name', 'holder:' .. node, 'missing:' .. node)"),
         ("if found[2] and cjson.decode(found[2]).life == life then", "if found[2] or found[3] then"),
     )
+
+
+def newcomers_are_founders(patch: pytest.MonkeyPatch) -> None:
+    """Who joined a gang is a member like any other: its failures count, and it is started again with the others."""
+    patch.setattr(setbacks, "newcomer", lambda *_: False)
+    patch.setattr(newcomers, "newcomer", lambda *_: False)
 
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
@@ -815,6 +821,8 @@ MUTANTS = (
     Mutant(silent_for_ever, provocations.the_agent_of_a_spare_hangs),
     Mutant(a_job_takes_a_node_that_it_only_misses, provocations.the_agent_of_a_spare_hangs),
     Mutant(setbacks_forgotten, provocations.a_node_never_acknowledges),
+    Mutant(setbacks_forgotten, provocations.a_newcomer_is_broken),
+    Mutant(newcomers_are_founders, provocations.a_newcomer_is_broken),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

@@ -21,6 +21,7 @@ from tests.sim.machine import HIDDEN
 from tests.sim.roles import WHOLE, end, role
 from tests.sim.teams import Returns
 from tests.sim.test_failsafe import cut, members, pids, started
+from tests.sim.test_growth import breaks
 from tests.sim.test_mute import ENOUGH, spare_that_falls_silent, trains_undisturbed
 from tests.sim.test_shares import share
 from tests.sim.test_signatures import forged, write
@@ -974,6 +975,19 @@ async def a_node_never_acknowledges(cluster: SimCluster) -> None:
     after = cluster.job("j").generation
     assert before is not None and after is not None
     assert after.number <= before.number + 3, cluster.describe()
+
+
+async def a_newcomer_is_broken(cluster: SimCluster) -> None:
+    """What starts there dies, and the job that grows onto it allows no restart."""
+    await cluster.submit("j", 1, 5, 5, restarts=RestartLimits(max=0))
+    await cluster.until(lambda: cluster.find("j") is not None and cluster.whole("j"), 90, "it runs")
+    bad = cluster.add("n9")
+    breaks(bad)
+    bad.start_agent()
+    await cluster.until(lambda: _forms_with(cluster, "n9"), 120, "it is tried")
+    await asyncio.sleep(50)
+    generation = cluster.job("j").generation
+    assert cluster.whole("j") and generation is not None and "n9" not in generation.members, cluster.describe()
 
 
 def _forms_with(cluster: SimCluster, node: str) -> bool:

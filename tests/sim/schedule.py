@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import Queue
+from nodeagent.plan.nodes.setbacks import grows_at, left_out
 from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.faults import FAULTS
 from tests.sim.test_shares import share
@@ -116,7 +117,7 @@ async def unscale(cluster: SimCluster, name: str, had: Mapping[str, int]) -> Non
 
 def _lively(cluster: SimCluster) -> bool:
     """Every job has ended, or is whole on as many nodes as its target and the machines allow, and no scale is left
-    open. Who was scaled in by name does not come back by itself."""
+    open. Who was scaled in by name does not come back by itself, nor soon who was no good to the job."""
     return all(job.phase in TERMINAL or _fine(cluster, job) for job in cluster.server.state.jobs.values())
 
 
@@ -130,7 +131,11 @@ def _fine(cluster: SimCluster, job: JobRecord) -> bool:
     wanted = nodes.max if nodes.auto else job.control.target
     if len(members) >= (job.control.target if not nodes.auto else wanted):
         return len(members) == wanted
-    return not any(_has_room(cluster, n) for n in cluster.nodes if n not in members and n not in job.control.leaving)
+    state = cluster.server.state
+    if grows_at(job, state.served):
+        return True
+    out = {*members, *job.control.leaving, *left_out(job, state.nodes, state.served)}
+    return not any(_has_room(cluster, n) for n in cluster.nodes if n not in out)
 
 
 def _has_room(cluster: SimCluster, node: str) -> bool:

@@ -55,14 +55,14 @@ class _Kind:
 KINDS: Mapping[SetbackKind, _Kind] = {
     "unanswered": _Kind("did not acknowledge a generation in time", of_life=True, spared=1.0),
     "crowded": _Kind("had no memory left for its workers", of_life=True, spared=1.0),
-    "failed": _Kind("failed at once when it had joined"),
+    "failed": _Kind("failed at once when it had joined", spared=1.0),
     "lost": _Kind("was lost soon after it had joined", once=True, spared=math.inf),
     "unfit": _Kind("turned unfit soon after it had joined", once=True, spared=math.inf),
 }
 """``unanswered``: most that are late once answer the second time, and each time costs ``form_margin``. ``crowded``: as
 long as others fill the memory (``failure/memory.py``), which costs the job no restart, and would go on for ever.
-``failed``: a job that cannot go on without the node never remembers it so (``job/running.py``). ``lost``, ``unfit``: a
-job that stands loses nothing by trying."""
+``failed``: each time that the job cannot go on without the node costs a restart. ``lost``, ``unfit``: a job that stands
+loses nothing by trying."""
 
 
 def newcomer(member: Member, served: int) -> bool:
@@ -121,7 +121,8 @@ def left_out(job: JobRecord, nodes: Mapping[str, NodeRecord], served: int) -> di
 def grows_at(job: JobRecord, served: int) -> int:
     """Served time (ms) before which the job does not grow, whoever could join; 0: it may."""
     since = served - millis(LONGEST)
-    times = {one.at for one in job.setbacks if since < one.at <= served + millis(FIRST)}
+    some = (one for one in job.setbacks if one.times > KINDS[one.kind].once)
+    times = {one.at for one in some if since < one.at <= served + millis(FIRST)}
     at = max(times) + _wait(len(times) - FEW) if len(times) > FEW else 0
     return at if served < at else 0
 

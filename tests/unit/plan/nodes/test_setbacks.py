@@ -216,13 +216,14 @@ def test_a_member_is_new_for_a_while_whichever_generations_follow() -> None:
     assert isinstance(step, Propose) and not any(m.joined for m in step.members.values()), "its first start"
 
 
-def test_a_job_that_stands_still_takes_who_was_lost_at_once_but_not_who_failed() -> None:
+def test_a_job_that_stands_still_takes_who_was_lost_at_once_but_who_failed_once_only() -> None:
     ended = make_generation(["n1", "n2"], state="ended", number=2)
     job = make_job("holding", ended, active=1, spec=make_spec(size=(2, 2)))
     step = takes(view(["n1", "n2"], remembers(job, lost("n2", 6)))).step
     assert isinstance(step, Propose) and sorted(step.members) == ["n1", "n2"]
-    bad = Setback(node="n2", kind="failed", times=1, at=NOW)
-    assert takes(view(["n1", "n2"], remembers(job, bad))).step is None
+    for times in (1, 2):
+        bad = Setback(node="n2", kind="failed", times=times, at=NOW)
+        assert (takes(view(["n1", "n2"], remembers(job, bad))).step is None) == (times == 2)
 
 
 # --- for how long it is left out
@@ -305,6 +306,12 @@ def test_a_crowd_of_such_nodes_does_not_stop_a_gang_once_each() -> None:
     assert decision.step is None and decision.at == NOW + MINUTE and not decision.steady
     assert "n3 joins later: again and again a node was no good" in decision.why[0]
     assert isinstance(takes(view(["n1", "n2", "n3"], crowd, NOW + MINUTE)).step, Propose)
+
+
+def test_those_that_were_lost_once_keep_nobody_from_joining() -> None:
+    crowd = [lost(f"x{i}", at=NOW - i) for i in range(9)]
+    assert not grows_at(running(*crowd), NOW)
+    assert grows_at(running(*(one.model_copy(update={"times": 2}) for one in crowd)), NOW)
 
 
 def test_those_that_were_late_together_are_late_once() -> None:
