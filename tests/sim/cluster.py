@@ -301,7 +301,7 @@ class SimCluster:
 
     async def submit(
         self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, quota: Quota | None = None,
-        **spec: object,
+        owner: int = 0, **spec: object,
     ) -> JobRecord:  # fmt: skip
         """Through an agent, ``admitted`` seconds ago. Each call is a request of its own. ``quota``: the user's, who is
         an operator without one."""
@@ -309,9 +309,9 @@ class SimCluster:
         job = sim_spec(name, minimum, maximum, target, **spec)
         uid, now = f"uid-{name}", SimClock().wall() - admitted
         done = await HereStore(self.server).submit(
-            uid, job, 0, 0.0, "test", f"submit-{name}-{self._requests}",
-            control=SEAL.control(uid, first_control(job, "test", None)), admission=SEAL.admit(uid, 0, job, now, "n1"),
-            quota=quota,
+            uid, job, owner, 0.0, "test", f"submit-{name}-{self._requests}",
+            control=SEAL.control(uid, first_control(job, "test", None)), quota=quota,
+            admission=SEAL.admit(uid, owner, job, now, "n1"),
         )  # fmt: skip
         self.checker.submitted.add(done.uid)
         return done

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.job import TERMINAL
 from nodeagent.plan.pods.prepare import UNFIT_KEPT
-from nodeagent.plan.queueing.queue import NEXT
+from nodeagent.plan.queueing.queue import GIVE_WAY, NEXT
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import simulate
 
@@ -80,3 +80,16 @@ def test_pods_that_never_get_ready_keep_no_other_job_from_its_turn() -> None:
         assert {c.job(name).phase for name in hung} == {"queued"}
 
     simulate(6, scenario, slots=2)
+
+
+def test_pods_of_one_user_that_never_get_ready_keep_anothers_job_waiting_for_one_turn_only() -> None:
+    async def scenario(c: SimCluster) -> None:
+        hung = [f"h{i}" for i in range(3 * NEXT)]
+        for node in c.nodes.values():
+            node.machine.never_ready = frozenset(f"uid-{name}" for name in hung)
+        for name in hung:
+            await c.submit(name, 2, 2, 2, owner=7)
+        await c.submit("other", 1, 1, 1, owner=8)
+        await c.until(lambda: c.whole("other"), GIVE_WAY + 15, "the other user's job runs")
+
+    simulate(2, scenario, slots=2)

@@ -230,23 +230,40 @@ class NextUp:
     """When (served time) each that was ever among them got its place, for as long as it has room."""
     judged_since: Mapping[str, int] = field(default_factory=dict)
     """The same of those without room that some nodes have judged, for as long as others could."""
+    gave_way: Mapping[int, int] = field(default_factory=dict)
+    """When (served time) a job of each user last gave way without having started, within the last GIVE_WAY."""
 
 
 def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
     """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue
     is always among them, since it could never start otherwise, and pods that never get ready keep no job from
-    getting its turn. Beside them, and once, those that all nodes are to judge. ``line``: the queue, each job with the
+    getting its turn. While those of one user do not, the turns that come next are others', whatever becomes of these
+    jobs. Beside them, and once, those that all nodes are to judge. ``line``: the queue, each job with the
     room that it may use. ``before``: what this returned for an earlier view."""
     soon = cluster.served + millis(ASSEMBLE)
     begun = [w for w in line if w.job.not_before <= soon]
-    up, slow, since = _turns(begun, attrgetter("has_room"), before.since, cluster.served)
+    gave_way = _gave_way(begun, before, cluster.served)
+
+    def is_behind(one: Waiting) -> bool:
+        return one is not begun[0] and one.job.uid not in before.since and one.job.owner in gave_way
+
+    up, slow, since = _turns(sorted(begun, key=is_behind), attrgetter("has_room"), before.since, cluster.served)
     judging, _, judged_since = _turns(
         [w for w in begun if w.job.uid in asked(cluster)],
         attrgetter("judged_by_some"),
         before.judged_since,
         cluster.served,
     )
-    return NextUp(frozenset((*up, *slow[:NEXT], *judging)), since, judged_since)
+    return NextUp(frozenset((*up, *slow[:NEXT], *judging)), since, judged_since, gave_way)
+
+
+def _gave_way(line: Iterable[Waiting], before: NextUp, now: int) -> dict[int, int]:
+    found = dict(before.gave_way)
+    for one in line:
+        at = before.since.get(one.job.uid, now) + millis(GIVE_WAY)
+        if at <= now:
+            found[one.job.owner] = max(at, found.get(one.job.owner, at))
+    return {owner: at for owner, at in found.items() if now < at + millis(GIVE_WAY)}
 
 
 def _turns(

@@ -202,6 +202,22 @@ def test_pods_that_never_get_ready_keep_no_job_from_its_turn_and_the_first_keeps
     assert "u-11" in next_up(replace(cluster, jobs=rest, served=8 * 60_000), line).up
 
 
+def test_while_pods_of_one_user_never_get_ready_the_next_places_are_others() -> None:
+    """One user's dozen kept all others' jobs from getting ready for minutes, on idle nodes, and for nothing."""
+    crowded = crowd(3 * queue.NEXT + 1, 4, 24, taken=20)
+    last = f"u-{3 * queue.NEXT + 1}"
+    other = crowded.jobs[last].model_copy(update={"owner": crowded.jobs[last].owner + 1})
+    cluster = replace(crowded, jobs={**crowded.jobs, last: other}, served=0)
+    first = next_up(cluster)
+    assert last not in first.up, "while they may get ready the order is the queue's"
+    later = next_up(replace(cluster, served=60_000), first)
+    assert last in later.up
+    assert "u-1" in later.up
+    gone = {uid: job for uid, job in cluster.jobs.items() if uid not in {f"u-{i}" for i in range(1, queue.NEXT + 1)}}
+    assert last in next_up(replace(cluster, jobs=gone, served=90_000), later).up, "nor by taking those back"
+    assert not next_up(replace(cluster, served=200_000), next_up(replace(cluster, jobs={}, served=130_000))).gave_way
+
+
 def test_places_are_given_in_the_order_of_the_queue() -> None:
     """Else a later job would be ready first, and start before an earlier one that has waited for long."""
     line = next_up(crowd(30, 4, 24, taken=20))
