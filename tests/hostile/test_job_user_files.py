@@ -304,7 +304,7 @@ async def test_a_grant_is_not_given_by_those_it_is_for(open_folder: Path, spec: 
         attack(
             bench.grants,
             f"theirs, other, answers = {theirs!r}, {other!r}, {str(answers)!r}\n"
-            "assert len(open(theirs, 'rb').read()) == 32\n"
+            "assert len(open(theirs, 'rb').read()) == 48\n"
             "open(f'{answers}/{theirs}', 'r+b').close()\n"
             "def refused(act, *given):\n"
             "    try:\n"
