@@ -42,10 +42,10 @@ local function read_meta()
   local function is_whole(field, text) -- a machine's clock may stand before 1970
     return #text <= 15 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
   end
-  local fields = { 'run', 'era', 'parent', 'timing', 'cluster_uid', 'version', 'event', 'served', 'amnesty', 'lease',
-    'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least', 'last', 'regroup', 'stopped', 'order', 'asked',
+  local fields = { 'run', 'era', 'parent', 'timing', 'cluster_uid', 'key', 'version', 'event', 'served', 'amnesty',
+    'lease', 'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least', 'last', 'regroup', 'stopped', 'order', 'asked',
     'requests', 'unannounced', 'buried', 'horizon', 'floor', 'floored', 'looked', 'examined', 'unattended', 'taken' }
-  local texts, longest = 7, 4096
+  local texts, longest = 8, 4096
   local found = redis.pcall('HMGET', META, unpack(fields))
   local map, whole = {}, not found.err
   for i, field in ipairs(whole and fields or {}) do

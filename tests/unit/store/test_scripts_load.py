@@ -1,7 +1,9 @@
-"""Each script keeps far from what Lua allows one function: 200 local names, and 60 of the functions around it."""
+"""Each script keeps far from what Lua allows one function: 200 local names, and 60 of the functions around it. None
+reads a field of `meta` that is not read for it."""
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Any, cast
 
@@ -30,3 +32,13 @@ def test_a_script_has_room(name: str) -> None:
     used = f"{', '.join(shared)} = 1"
     lua = cast("Any", LuaRuntime)()
     lua.compile(f"{preludes}local {', '.join(shared)}\nreturn (function()\n{owned}{used}\n{own}end)()\n")
+
+
+def test_each_field_of_meta_that_a_step_reads_is_among_those_that_are_read() -> None:
+    """``_clock.lua`` reads them by name: another one would be absent for every step, whatever the store has."""
+    folder = files("nodeagent.store") / "scripts"
+    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".lua")]
+    (listed,) = re.findall(r"local fields = (\{ 'run'.*?\})", (folder / "_clock.lua").read_text(), re.DOTALL)
+    used = {field for text in texts for field in re.findall(r"\bmeta\.(\w+)", re.sub(r"--.*", "", text))}
+    assert len(used) > 20
+    assert used <= set(re.findall(r"'(\w+)'", listed))
