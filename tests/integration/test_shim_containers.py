@@ -103,9 +103,14 @@ async def test_a_killed_command_is_reported_by_its_signal(tmp_path: Path, path: 
     async with open_bench(tmp_path) as bench:
         await bench.ready(contained(("sleep", "600"), tmp_path, path))
         await bench.running()
-        await wait_for(lambda: contained_processes(bench, "sleep"), BOUND)
-        inner = contained_processes(bench, "sleep")[-1]
-        os.kill(inner, signal.SIGKILL)
+        seen = list[int]()
+
+        def runs() -> bool:  # not the runtime on its way there, which has the command among its own words
+            seen[:] = [pid for pid in contained_processes(bench, "sleep") if line(pid) == "sleep 600"]
+            return bool(seen)
+
+        await wait_for(runs, BOUND)
+        os.kill(seen[-1], signal.SIGKILL)
         status = await bench.until(lambda s: s.phase == "exited", BOUND)
         assert (status.exits[0].code, status.exits[0].signal) == (None, signal.SIGKILL)
 
