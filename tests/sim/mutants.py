@@ -216,15 +216,6 @@ def silent_for_ever(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("new.readiness, new.mute = A.readiness or new.readiness, nil", kept))
 
 
-def a_job_takes_a_node_that_it_only_misses(patch: pytest.MonkeyPatch) -> None:
-    """The lease process of a node leaves for a job that only waits for the node's acknowledgement."""
-    change(
-        patch,
-        ("'name', 'holder:' .. node)", "'name', 'holder:' .. node, 'missing:' .. node)"),
-        ("if found[2] and cjson.decode(found[2]).life == life then", "if found[2] or found[3] then"),
-    )
-
-
 def newcomers_are_founders(patch: pytest.MonkeyPatch) -> None:
     """Who joined a gang is a member like any other: its failures count, and it is started again with the others."""
     patch.setattr(setbacks, "newcomer", lambda *_: False)
@@ -819,7 +810,6 @@ MUTANTS = (
     Mutant(silence_not_recorded, provocations.the_agent_of_a_spare_hangs),
     Mutant(a_silent_agent_is_given_work, provocations.the_agent_of_a_spare_hangs),
     Mutant(silent_for_ever, provocations.the_agent_of_a_spare_hangs),
-    Mutant(a_job_takes_a_node_that_it_only_misses, provocations.the_agent_of_a_spare_hangs),
     Mutant(setbacks_forgotten, provocations.a_node_never_acknowledges),
     Mutant(setbacks_forgotten, provocations.a_newcomer_is_broken),
     Mutant(newcomers_are_founders, provocations.a_newcomer_is_broken),

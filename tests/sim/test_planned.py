@@ -130,7 +130,7 @@ def test_a_failsafe_member_that_runs_nothing_is_waited_for_too() -> None:
 
 
 def test_draining_its_node_moves_its_work_away_and_it_leaves() -> None:
-    """How an operator says that it will not be back."""
+    """How an operator says that it will not be back. It lets go of the job at once, and leaves in its time."""
 
     async def scenario(c: SimCluster) -> None:
         await _stand(c)
@@ -138,7 +138,8 @@ def test_draining_its_node_moves_its_work_away_and_it_leaves() -> None:
         await asyncio.sleep(2)
         await c.cordon("n1", Cordon(reason="will not be back", by="test", at=0.0, drain=True))
         await running(c, 2, limit=8)
-        await c.until(lambda: c.server.state.nodes["n1"].left, TIMING.promise + 2, "it has left")
+        left = AgentConfig().without_agent + TIMING.promise + 2
+        await c.until(lambda: c.server.state.nodes["n1"].left, left, "it has left")
 
     simulate(3, scenario)
 

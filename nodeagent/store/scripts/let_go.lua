@@ -4,7 +4,7 @@ local node = node_read(A.node)
 if not node then
   return refuse('unknown', 'node ' .. A.node .. ' is not known to the store: its agent must join again')
 end
-if A.era ~= meta.era then
+if meta.era ~= A.era then
   return refuse('era', 'the store may have lost writes: its agents must agree on what it has first')
 end
 if node.life ~= A.life or node.lost == '1' or node.left == '1' then
