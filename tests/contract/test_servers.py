@@ -104,7 +104,8 @@ async def _faulted(bench: RedisBench) -> None:
     await store.judge(judgement(job))
     job = await bench.job("u2")
     job = await bench.end(job, "stopped")
-    for node in generation(job).holders:
+    await bench.let_go("n1", "u2", job.last_number)
+    for node in generation(await bench.job("u2")).holders:
         await bench.ack(job, node)
     await store.remove("u2")
     await store.cordon("n3", Cordon(reason="fan", by="ann", at=1.5), "c2")

@@ -111,7 +111,8 @@ async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_wou
         hand.server.data.keys = copy.deepcopy(before)
         reply, after = ran(hand.server, load("ack").source, about), hand.server.data.keys
         hand.server.data.keys = before
-        whole = hand.server.run(part("_take_ack") + load("ack", bare=True).source, **about)
+        step_alone = f"return (function()\n{load('ack', bare=True).source}end)()\n"
+        whole = hand.server.run(part("_take_ack") + step_alone, **about)
         where = f"seed {seed}, step {step}: {about}"
         assert reply == texts(whole), where
         assert content(after) == content(hand.server.data.keys), where
