@@ -108,12 +108,13 @@ def test_an_agent_that_does_not_come_back(calm: Cluster) -> None:
 
 
 def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster) -> None:
+    """Its work moves away at once, and it leaves when its agent was away for long enough."""
     job, _ = trains(calm, "planned-drain")
     node = job["pods"][1]["node"]
     restart(calm, node, 120)
     lease = calm.lease_pid(node)
     calm.ctl("drain", node, "--reason", "will not be back", "--timeout", "30s")
-    calm.until(lambda: calm.nodes()[node] == "left", 10, "its lease process has left")
+    calm.until(lambda: calm.nodes()[node] == "left", 60, "its lease process has left")
     calm.until(lambda: not is_alive(lease), 10, "the lease process has ended")
     calm.ctl("local", "start", node)
     calm.until_running("planned-drain", 2, above=job["generation"])
