@@ -237,9 +237,9 @@ PAGES: dict[Path, Blocks] = {
 }
 
 
-def drawn(page: Path, text: str) -> str:
-    """The document with every block drawn anew, but those of lines where they are still right within rounding. Raises
-    ValueError when the markers of a block are not there."""
+def drawn(page: Path, text: str, *, exact: bool = False) -> str:
+    """The document with every block drawn anew, but those of lines where they are still right within rounding, unless
+    they are to be ``exact``. Raises ValueError when the markers of a block are not there."""
     for name, draw in PAGES[page].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
@@ -247,10 +247,11 @@ def drawn(page: Path, text: str) -> str:
         if not found or not closed:
             raise ValueError(f"{page.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
         new = draw() + "\n"
-        text = before + begin + (old if name in ("lines", "house") and near(old, new) else new) + end + after
+        is_right = not exact and name in ("lines", "house") and near(old, new)
+        text = before + begin + (old if is_right else new) + end + after
     return text
 
 
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(drawn(page, page.read_text()))
+        page.write_text(drawn(page, page.read_text(), exact=True))

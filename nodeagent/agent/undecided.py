@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Guarded = Literal["step", "pod", "removal", "message"]
-"""A job's next step; what this node does for its pod of the job; whose turn it is to remove the record; and what a shim
-or the store is asked to do of what was decided."""
+"""A job's next step; what this node does for its pod of the job; whose turn it is to remove the record; and the message
+that asks a shim or the store to carry a decision out."""
 
 
 class Undecided:
@@ -75,8 +75,8 @@ class Undecided:
         return tuple(
             f"this agent cannot decide {_WHAT[kind]}, and leaves the job as it is: a defect of nodeagent ({place}); "
             "please report it with what the agent's log says"
-            for (of, kind), place in sorted(self._now.items())
-            if of == uid
+            for (concerned, kind), place in sorted(self._now.items())
+            if concerned == uid
         )
 
     @property

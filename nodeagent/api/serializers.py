@@ -16,8 +16,9 @@ from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
-from nodeagent.model.world import Generation, Member, PodReport, WorkerExit
+from nodeagent.model.world import Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure.blame import shell_code
 from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.pods.report import without_output
@@ -40,10 +41,6 @@ def items(rows: Sequence[Json], **more: object) -> Json:
 def unread_json(unread: Iterable[Unread]) -> list[Json]:
     """Records of the store that are left out since they cannot be read."""
     return [{"key": one.key, "why": one.why} for one in unread]
-
-
-def _exit_code(ended: WorkerExit) -> int:
-    return 128 + ended.signal if ended.signal is not None else (ended.code or 0)
 
 
 def _place(member: Member | None, rank: int) -> str:
@@ -79,7 +76,7 @@ def _reported_workers(member: Member, report: PodReport | None, over: bool) -> l
                 "place": _place(member, member.first_rank + local),
                 "pid": None if gone is None else gone.pid,
                 "state": "exited" if over or well or gone is not None else "unknown",
-                "exit": _exit_code(gone) if gone is not None else 0 if well else None,
+                "exit": shell_code(gone) if gone is not None else 0 if well else None,
                 "step": None,
                 "doing": "",
             }

@@ -68,7 +68,7 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], job_named: str | None, 
     _change(client, "scale", ref, asked, target=int(size), **({"role": role} if role else {}))
 
 
-@click.command(short_help="Give a job more nodes, or leave it as it was.")
+@click.command(short_help="Give a job more nodes: all of them, or none.")
 @job_argument
 @click.option("--count", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes more than the target.")
 @_timeout_option("Rolled back after this long, unless met (default 10m).")

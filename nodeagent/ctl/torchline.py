@@ -63,9 +63,10 @@ FLAGS: tuple[Flag, ...] = (
          "one node (or all of `--nnodes`) is brought up on this machine for the command, as by `--local`"),
     Flag("--max-restarts", "failures of workers after which all are started again",
          "the same, of the last hour (most: 60); nodes lost, drained or added cost nothing", "N"),
-    Flag("--role", "`ROLE_NAME`, and the beginning of a prefix", "the same (a-z, 0-9 and `-`)", "NAME"),
+    Flag("--role", "the role's name: `ROLE_NAME` of the workers, and the beginning of the prefix of `-t`",
+         "the same (a-z, 0-9 and `-`)", "NAME"),
     Flag("--module", "the script is a module's name, as for `python -m`", "the same", short="-m"),
-    Flag("--no-python", "the script is a program", "the same"),
+    Flag("--no-python", "the script is a program, not a Python file", "the same"),
     Flag("--run-path", "the script is run by `runpy` in the worker's interpreter", "`python -u SCRIPT`"),
     Flag("--log-dir", "folder for the files of `-r` and `-t`, one below it for each node",
          "the same layout, written where the line is given: `JOB_NODE_*/attempt_N/LOCAL_RANK/stdout.log`; N counts "

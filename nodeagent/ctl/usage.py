@@ -43,7 +43,7 @@ def columns(by: str) -> tuple[Column, ...]:
     )
 
 
-@click.command(short_help="Show the GPU hours of each user.")
+@click.command(short_help="Show the GPU and CPU hours of users, queues or jobs.")
 @click.option(
     "--by", type=click.Choice(("user", "queue", "job")), default="user", show_default=True, help="One row for each."
 )

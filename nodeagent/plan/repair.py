@@ -208,8 +208,8 @@ def _needed(cluster: Cluster, node: str) -> str:
 
 
 def _full(cluster: Cluster, node: str, mine: Claim, wall: float) -> str:
-    """Who is away for a repair already, or asked before, if there is no room for one more. Who asked first is fairness
-    only, so that nodes' clocks may differ: that too many are not away rests on ``holds`` being looked at again."""
+    """Who is away for a repair already, or asked before, if there is no room for one more. Who asked first only
+    decides fairness, so clocks may differ: the limit itself is kept by looking again in phase ``holds``."""
     away, before, size = [], [], 0
     first = (mine.since, natural(node))
     for record in cluster.nodes.values():

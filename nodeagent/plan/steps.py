@@ -66,7 +66,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End a pending scale: the new control, and the event that tells of it."""
+    """End a pending scale, or note that jobs which this one comes after have ended: the new control, and its event."""
 
     control: Control
     event: str
@@ -159,7 +159,7 @@ TRANSITIONS: dict[tuple[Phase, PhaseStep], Phase] = {
 MEANING: dict[PhaseStep, str] = {
     "propose": "enough nodes fit: a new generation is proposed",
     "activate": "every member acknowledged, nobody may still run an older one",
-    "hold": "fewer than min nodes fit, or a restart backs off",
+    "hold": "fewer than min nodes fit, a restart backs off, a fault is not judged yet, or it made room for another job",
     "pause": "an operator or a policy paused it; workers take their grace",
     "paused": "the last worker of a paused job is gone",
     "succeed": "every worker of the generation exited 0, whatever was asked for since; or a policy completed it",

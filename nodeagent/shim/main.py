@@ -131,7 +131,7 @@ class Shim:
         """Do what the grant says. The fence sees to its time."""
         grant, gang = self.guard.look(), self.gang
         if gang is None or gang.settled:
-            with contextlib.suppress(OSError):  # the agent waits for the answer no longer than the time lasts
+            with contextlib.suppress(OSError):  # the lease process waits no longer than the time lasts
                 self._answer.obeyed(grant.stop_before)
         elif grant.stop_before > self._heeded:
             self._heeded = grant.stop_before

@@ -12,13 +12,13 @@ Every step first advances the **served clock**, the only clock that decides whet
         served += clamp(d, 0, credit); last = TIME
     lapsed(n) = left(n) or lost(n) or (lease_end(n) <= served and served >= amnesty, recovery)
 
-A new run id (a restart, a fail-over, other data) also opens a **recovery**, because that server may have lost writes. A
-recovery ends together with that amnesty. Until then, agents may offer what they know (``restore``), and the store
-refuses (``recovering``) every step that decides something about a job: all but join, beat, restore and the reads. The
-recovery lasts until half of the nodes that were live have called. If an offer shows that writes were lost, it lasts
-until all of them have called, within a bound (``StoreCopy``). Each recovery begins a new **era**, a text that names it;
-an era and a revision identify an agent's view of the store. Revisions only grow from era to era, so of two versions of
-a record the one with the higher revision is always the newer.
+A new run id (a restart, a fail-over, other data) also opens a **recovery**, because that server may have lost writes.
+The amnesty lasts at least as long. Until the recovery ends, agents may offer what they know (``restore``), and the
+store refuses (``recovering``) every step that decides something about a job: all but join, beat, renew_lease, restore,
+examine, history and request. The recovery lasts until half of the nodes that were live have called. If an offer shows
+that writes were lost, it lasts until all of them have called, within a bound (``StoreCopy``). Each recovery begins a
+new **era**, a text that names it; an era and a revision identify an agent's view of the store. Revisions only grow from
+era to era, so of two versions of a record the one with the higher revision is always the newer.
 
 All served times are integer milliseconds since the cluster's record began; the clock is 0 until the first join has
 written the timing.

@@ -28,8 +28,8 @@ LOG_TAIL = 2000
 LOADING_LIMIT = 600.0
 """Seconds for which a server that reads its append-only file is waited for: it is not stuck while it says so."""
 REWRITE_AT = "16mb"
-"""Growth at which the server rewrites its append-only file. The records are small and change all the time: without
-it, up to 64 MB are read again after each death of the server."""
+"""Size below which the server does not rewrite its append-only file. The records are small and change all the time:
+with the default, up to 64 MB are read again after each death of the server."""
 
 
 class PrivateRedisError(Exception):

@@ -178,7 +178,7 @@ def test_the_code_map_counts_its_files() -> None:
         len(set(re.findall(r"`((?:[a-z_]+/)?[a-z_/]+\.(?:py|lua))`", part.partition("| as above")[0])))
         for part in parts[1:3]
     )
-    assert f"These are {killed} files; `scale` passes {scaled} before" in parts[1]
+    assert f"These are {killed} files; `scale` passes {scaled} others" in parts[1]
 
 
 # --- the protocol

@@ -153,7 +153,7 @@ _KERNEL: Mapping[str, Rule] = {
     "sxid": _kernel("sxid", "info", "none", "an NVSwitch reports an error that is not fatal"),
     "nvlink_nonfatal": _kernel("nvlink_nonfatal", "info", "none", "an NVLink error that the driver calls nonfatal"),
     "nvlink": _kernel("nvlink", "degraded", "reset_gpu", "the kernel reports an NVLink error"),
-    "aer": _kernel("aer", "info", "none", "a PCIe error was reported"),
+    "aer": _kernel("aer", "info", "none", "an uncorrectable PCIe error was reported"),
     "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported an error that could not be corrected"),
     "mce_corrected": _kernel("mce_corrected", "info", "none", "the CPU or memory corrected an error"),
     "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),

@@ -174,9 +174,8 @@ def lost(reason: str) -> PodReport:
 
 
 def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
-    """The same, as far as anybody judges by it: of the texts that workers ended with, those of the one that counts on
-    this node if it failed by itself, of a victim what makes it one, and none of the others. A gang has thousands of
-    workers, and its record is one."""
+    """The same exits, with only the texts that a fault is judged by: all of the worker that counts on this node, of
+    victims the words that make them victims, of others none. A gang has thousands of workers, and its record is one."""
     reported = tuple(exits)
     failed = sorted(filter(is_failure, reported), key=culprit_first)
     first = failed[0] if failed else None

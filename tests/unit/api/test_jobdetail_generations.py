@@ -66,8 +66,10 @@ def test_a_pause_and_an_end_say_why_a_generation_ended() -> None:
 
 def test_without_the_audit_log_the_record_is_reported() -> None:
     first, second = generations(RECORD, [])
-    assert (first["number"], first["downtime"]) == (1, None)
-    assert (second["number"], second["downtime"]) == (2, None)
+    assert (first["number"], first["state"], first["downtime"]) == (1, "ended", None)
+    assert first["ended_by"]["text"] == "rank 1 failed"
+    assert (second["number"], second["state"], second["downtime"]) == (2, "active", None)
+    assert (second["cause"], second["ended_by"]) == ("rank 1 on n1 failed first", None)
 
 
 def test_a_generation_that_never_formed_counts_for_nothing() -> None:

@@ -25,5 +25,5 @@ def test_live_and_gone(nodes: list[NodeRecord], lapsed: list[str], live: bool, g
     assert cluster.gone("n1", life("n1")) is gone
 
 
-def test_without_a_life_any_will_do() -> None:
+def test_live_without_a_life_accepts_any_life() -> None:
     assert make_cluster([make_node("n1", of_life="reborn")]).live("n1")
