@@ -399,7 +399,7 @@ class Agent:
         return self._config
 
     def reconfigure(self, config: AgentConfig) -> None:
-        """Use this config from now on. Only the keys in ``LIVE`` of ``agent/main.py`` may differ from the old one."""
+        """Use this config from now on. Only the keys in ``LIVE`` of ``serve.py`` may differ from the old one."""
         self._config = config
 
     @property

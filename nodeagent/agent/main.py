@@ -1,25 +1,19 @@
-"""``nodeagent``: the daemon's command line. Reads the config, at the start and on SIGHUP, and says what is wrong
-with it; what a running agent is made of is ``serve.py``'s.
+"""``nodeagent``: the daemon's command line. Reads the config and says what is wrong with it, by an exit code
+as well; what a running agent is made of is ``serve.py``'s.
 
-Owns which keys a running agent can take over. Must never start anything anew: what needs that is logged, and a restart
-costs training nothing.
+Must never load what its command does not need.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import structlog
-from pydantic import BaseModel
 
 from nodeagent import __version__, hardware_missing
-from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.spec.errors import SpecError
 
 if TYPE_CHECKING:
     from nodeagent.spec.agentconfig import AgentConfig
@@ -169,40 +163,3 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 if __name__ == "__main__":
     main()
-
-
-LIVE = ("drain", "jobs", "limits", "without_agent")
-"""Keys, and sections with all that is in them, that are looked up each time they are used."""
-
-
-def differing(old: BaseModel, new: BaseModel, prefix: str = "") -> list[str]:
-    """The keys, written as ``jobs.standbys``, whose values are not the same."""
-    found: list[str] = []
-    for name in type(old).model_fields:
-        one, other = getattr(old, name), getattr(new, name)
-        if one != other:
-            if isinstance(one, BaseModel) and isinstance(other, BaseModel):
-                found += differing(one, other, f"{prefix}{name}.")
-            else:
-                found.append(prefix + name)
-    return found
-
-
-def reload(load: Callable[[], AgentConfig], old: AgentConfig, take: Callable[[AgentConfig], None]) -> str:
-    """Read the config anew and ``take`` it if it is right and every change can be made now. What became of it, in one
-    line; logged as well."""
-    log = structlog.get_logger("reload")
-    try:
-        new = load()
-    except SpecError as error:
-        log.error("config not reloaded: it is wrong", why=str(error))
-        return "config not reloaded: it is wrong, see the log"
-    changed = differing(old, new)
-    stuck = [key for key in changed if key.partition(".")[0] not in LIVE]
-    if stuck:
-        text = f"config not reloaded: {', '.join(stuck)} needs a restart"
-        log.error(text, fix="systemctl restart nodeagent: training goes on")
-        return text
-    take(new)
-    log.info("config reloaded", changed=changed)
-    return f"config reloaded: {', '.join(changed) or 'nothing changed'}"

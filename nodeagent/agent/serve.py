@@ -1,6 +1,8 @@
 """The agent as a whole, from its first lock to its last signal: puts the parts together, runs them, hears signals.
 
-Owns the order in which an agent comes and goes; decides nothing.
+Owns the order in which an agent comes and goes, and which keys of its config it takes over while it runs; decides
+nothing. Must never start anything anew for another config: what needs that is logged, and a restart costs training
+nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from pydantic import BaseModel
 from structlog.typing import EventDict, WrappedLogger
 
 from nodeagent import __version__, hardware_missing
@@ -28,7 +31,6 @@ from nodeagent.agent.identity import Identity, LockHeldError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
-from nodeagent.agent.main import reload
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.notice import NoticeWatch
 from nodeagent.agent.published import Meter
@@ -48,6 +50,7 @@ from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
+from nodeagent.spec.errors import SpecError
 from nodeagent.store.base import KeyMark
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
@@ -193,6 +196,43 @@ async def _gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
     from nodeagent.hardware.discovery import find_gpus
 
     return await find_gpus(config, boot_id(), os.environ)
+
+
+LIVE = ("drain", "jobs", "limits", "without_agent")
+"""Keys, and sections with all that is in them, that are looked up each time they are used."""
+
+
+def differing(old: BaseModel, new: BaseModel, prefix: str = "") -> list[str]:
+    """The keys, written as ``jobs.standbys``, whose values are not the same."""
+    found: list[str] = []
+    for name in type(old).model_fields:
+        one, other = getattr(old, name), getattr(new, name)
+        if one != other:
+            if isinstance(one, BaseModel) and isinstance(other, BaseModel):
+                found += differing(one, other, f"{prefix}{name}.")
+            else:
+                found.append(prefix + name)
+    return found
+
+
+def reload(load: Callable[[], AgentConfig], old: AgentConfig, take: Callable[[AgentConfig], None]) -> str:
+    """Read the config anew and ``take`` it if it is right and every change can be made now. What became of it, in one
+    line; logged as well."""
+    log = structlog.get_logger("reload")
+    try:
+        new = load()
+    except SpecError as error:
+        log.error("config not reloaded: it is wrong", why=str(error))
+        return "config not reloaded: it is wrong, see the log"
+    changed = differing(old, new)
+    stuck = [key for key in changed if key.partition(".")[0] not in LIVE]
+    if stuck:
+        text = f"config not reloaded: {', '.join(stuck)} needs a restart"
+        log.error(text, fix="systemctl restart nodeagent: training goes on")
+        return text
+    take(new)
+    log.info("config reloaded", changed=changed)
+    return f"config reloaded: {', '.join(changed) or 'nothing changed'}"
 
 
 def _watch_reloads(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.agent.main import differing, reload
+from nodeagent.agent.serve import differing, reload
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.configfile import parse_config
 
