@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from benchmarks.scale.records import FREE, crowd, names
 from nodeagent.agent.context import AgentContext
-from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.published import Publisher
+from nodeagent.agent.published import Publisher, unchecked
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.agent.undecided import Undecided
 from nodeagent.model.node import Readiness
@@ -83,7 +82,7 @@ class _Measured:
         turns = ProposalTurns(context, applier)
         self.rounds = Rounds(
             context, lambda: self.cluster, own=OwnPods(context, lease, applier, standbys=lambda: 2, **stubs),
-            publisher=Publisher(context, lease, OwnMachine(), reach), turns=turns,
+            publisher=Publisher(context, lease, unchecked, reach), turns=turns,
             ended=EndedJobs(context, applier, turns, RetentionConfig), restarts=unread,
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from nodeagent.agent.published import roots_of
 from nodeagent.agent.repair import FileRepairLog, RepairBounds, Repairer
 from nodeagent.agent.repaircommands import Commands
 from nodeagent.hardware.discovery import asked_for_gpus
@@ -56,7 +55,7 @@ class PodWork(OwnWork):
         """They are looked up from the listed process to what a shim names, so that a shim which names thousands that
         are not there costs nothing, and takes no other pod's processes out of sight. Where there is no descriptor to
         look with, nobody is accused: it counts as ours."""
-        roots = {os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))}
+        roots = {os.getpid(), *(pid for status in self._statuses().values() for pid in status.pids)}
 
         def ours(pid: int) -> bool:
             try:

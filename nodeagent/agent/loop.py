@@ -8,8 +8,8 @@ Owns the order of things and the agent's own view for the API; what a round does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,10 @@ from nodeagent.agent.apply import Applier, CommitRequests
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.membership import HOPELESS, PODS_REFRESH, Membership
 from nodeagent.agent.metrics import RestartCounter
 from nodeagent.agent.pace import BeatPeriod, WakePace
-from nodeagent.agent.published import Advert, Publisher, agent_health
+from nodeagent.agent.published import Advert, Checked, Publisher, unchecked
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
@@ -32,6 +31,7 @@ from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier, SignatureRenewal
 from nodeagent.agent.view import AgentHealth
 from nodeagent.agent.watch import EventWatch
+from nodeagent.model.facts import PodUsage
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.osutil.clock import wait_for
@@ -76,6 +76,25 @@ class OnDisk:
     ledger: Ledger
     restarts: Path | None
     """The file of the restarts that were counted; None: in memory alone."""
+
+
+def _unmeasured(_statuses: Mapping[str, PodStatus], _now: float) -> Mapping[str, PodUsage]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMachine:
+    """What an agent does for its machine beside its pods; by default nothing, where nobody can be asked about it."""
+
+    alive: Callable[[], None] = lambda: None
+    """Hears that the agent's loop goes on."""
+    usage: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = _unmeasured
+    """What the pods use, by job uid, at a time (CLOCK_BOOTTIME)."""
+    checked: Checked = unchecked
+    diagnosis: Diagnosis | None = None
+    """Checks the hardware by work."""
+    node_health: NodeHealth | None = None
+    """Looks after the node's health."""
 
 
 class Agent:
@@ -134,7 +153,7 @@ class Agent:
             pace=self._pace, standbys=lambda: self._config.jobs.standbys,
         )  # fmt: skip
         turns = ProposalTurns(context, applier)
-        self._publisher = Publisher(context, self._lease, machine, self._reach)
+        self._publisher = Publisher(context, self._lease, machine.checked, self._reach)
         self._round = Rounds(
             context, self.cluster, own=own, turns=turns, publisher=self._publisher,
             ended=EndedJobs(context, applier, turns, lambda: self._config.jobs.retention),
@@ -465,10 +484,24 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        now = self._clock.now()
-        waits, unreachable = self._snapshot.waits(now), self._reach.unreachable
-        health = agent_health(self._lease, self._failsafe, self.saver, self._lag, now, waits, unreachable)
-        return replace(health, undecided=self._undecided.now)
+        now, lease, bridged = self._clock.now(), self._lease, self._failsafe.bridged
+        return AgentHealth(
+            joined=lease.joined,
+            reason=lease.reason,
+            lease_left=lease.left(now),
+            beat_age=max(0.0, now - lease.beat_sent),
+            store_away_since=lease.away_since,
+            loop_lag=self._lag,
+            lent={uid: end - now for uid, end in bridged.lent.items() if end > now},
+            not_lent=bridged.refusals,
+            unsaved=self.saver.trouble,
+            store_unusable=lease.unusable,
+            unread=dict(lease.unread),
+            beyond=lease.beyond,
+            store_waits=self._snapshot.waits(now) if lease.away_since is None else "",
+            unreachable=self._reach.unreachable,
+            undecided=self._undecided.now,
+        )
 
     @property
     def era(self) -> str:

@@ -1,7 +1,9 @@
-"""This machine: address, network interface, boot id, CPUs, and what an agent does for it beside its pods. Its GPUs are
-found by ``hardware/discovery.py``.
+"""This machine: address, network interface, boot id, CPUs, and how much of it is used, by which pod. Its GPUs are found
+by ``hardware/discovery.py``.
 
-Decides nothing about jobs.
+Decides nothing about jobs. Must never scan all of /proc (a machine with many cores has thousands of kernel threads),
+nor read what makes the kernel walk a process's memory. So psutil reads the machine but not the processes: it finds
+children by a scan, and gives the time of a start by the wall clock, which steps.
 """
 
 from __future__ import annotations
@@ -12,23 +14,15 @@ import queue
 import socket
 import threading
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import psutil
 
-from nodeagent.model.node import Gpu, NodeFacts, Readiness
-from nodeagent.osutil.linux import boot_id
+from nodeagent.model.facts import MachineUsage, PodUsage
+from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.osutil.linux import boot_id, family, proc_stat
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.scripts import version
-
-if TYPE_CHECKING:
-    from nodeagent.agent.diagnosis import Diagnosis, Preflight
-    from nodeagent.agent.health import NodeHealth
-    from nodeagent.agent.published import Meter
-    from nodeagent.agent.systemd import Notifier
-    from nodeagent.model.facts import PodUsage
-    from nodeagent.plan.cluster import Cluster
-    from nodeagent.pods.base import PodStatus
 
 RESOLVE_BOUND = 0.25
 """Seconds for the look-up of the host's own name: it is in a file, or near. Workers may wait for this start."""
@@ -119,45 +113,68 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
     )
 
 
-class OwnMachine:
-    """What an agent does for its machine beside its pods: nothing, where nobody can be asked about it."""
-
-    diagnosis: Diagnosis | None = None
-    """Checks the hardware by work."""
-    node_health: NodeHealth | None = None
-    """Looks after the node's health."""
-
-    def alive(self) -> None:
-        """The agent's loop goes on."""
-
-    def usage(self, _statuses: Mapping[str, PodStatus], _now: float) -> Mapping[str, PodUsage]:
-        """What the pods use, by job uid. ``now`` is CLOCK_BOOTTIME."""
-        return {}
-
-    def checked(self, readiness: dict[str, Readiness], _cluster: Cluster) -> dict[str, Readiness]:
-        """Readiness by job uid, as it is with the checks before a job's start in it."""
-        return readiness
+MOST_PROCESSES = 256
+"""Processes of all pods together that are read in one measurement; those beyond it are not counted. What a pod leaves
+of its part the next one has, of those that name more."""
+SLACK = 2
+"""Ticks by which the kernel's rounding may let a process seem to have started earlier."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class AttendedMachine(OwnMachine):
-    """The real one."""
+class Meter:
+    """Remembers the CPU time of each process since the measurement before."""
 
-    def __init__(
-        self,
-        notifier: Notifier,
-        meter: Meter,
-        diagnosis: Diagnosis,
-        preflight: Preflight | None,
-        node_health: NodeHealth | None,
-    ) -> None:
-        self._notifier, self._meter, self._preflight = notifier, meter, preflight
-        self.diagnosis, self.node_health = diagnosis, node_health
+    def __init__(self) -> None:
+        self._ticks: dict[int, tuple[int, int]] = {}
+        """Process to (start time, CPU ticks)."""
+        self._at = 0.0
 
-    def alive(self) -> None:
-        self._notifier.alive()
+    def measure(self, statuses: Mapping[str, PodStatus], now: float) -> dict[str, PodUsage]:
+        """By job uid: of every pod that has a process. ``now`` is CLOCK_BOOTTIME."""
+        roots = {uid: status.pids for uid, status in statuses.items()}
+        before, since = self._ticks, self._at
+        self._ticks, self._at = {}, now
+        if not any(roots.values()):
+            return {}
+        machine = machine_usage()
+        found, left = {}, MOST_PROCESSES
+        named = sorted((uid for uid in roots if roots[uid]), key=lambda uid: len(roots[uid]))
+        for i, uid in enumerate(named):
+            cpu = pages = count = 0
+            pids = family(roots[uid], left // (len(named) - i))
+            left -= len(pids)
+            for pid in pids:
+                try:
+                    fields = proc_stat(f"/proc/{pid}/stat")
+                except OSError:  # no descriptor to look with: not counted this time
+                    continue
+                if not fields:
+                    continue
+                ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])
+                self._ticks[pid] = (start, ticks)
+                cpu += cpu_spent(start, ticks, before.get(pid), since)
+                pages += int(fields[21])
+                count += 1
+            cores = round(cpu / _TICKS / (now - since), 2) if 0 < since < now else None
+            found[uid] = PodUsage(cpu=cores, memory=pages * _PAGE, processes=count, machine=machine)
+        return found
 
-    def usage(self, statuses: Mapping[str, PodStatus], now: float) -> Mapping[str, PodUsage]:
-        return self._meter.measure(statuses, now)
 
-    def checked(self, readiness: dict[str, Readiness], cluster: Cluster) -> dict[str, Readiness]:
-        return self._preflight.amend(readiness, cluster) if self._preflight is not None else readiness
+def cpu_spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) -> int:
+    """CPU ticks of a process since the measurement at ``since``: of one that was not seen then, all if it started
+    after it, else (it is another pod's, or it was beyond the bound) none."""
+    if before is not None and before[0] == start:
+        return max(0, ticks - before[1])
+    return ticks if start >= since * _TICKS - SLACK else 0
+
+
+def machine_usage() -> MachineUsage:
+    """This machine now."""
+    memory = psutil.virtual_memory()
+    return MachineUsage(
+        load=round(os.getloadavg()[0], 2),
+        cpus=os.cpu_count() or 1,
+        memory_used=max(0, memory.total - memory.available),
+        memory_total=memory.total,
+    )

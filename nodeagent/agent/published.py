@@ -1,36 +1,25 @@
-"""What a node publishes: readiness for placement, states of its pods and its agent, their use of the machine, where
-the agent is reached.
+"""What a node publishes with its beats: readiness for placement, states of its pods, what is known of its health, where
+its agent is reached.
 
-Must never scan all of /proc (a machine with many cores has thousands of kernel threads), nor read what makes the kernel
-walk a process's memory. So psutil reads the machine but not the processes: it finds children by a scan, and gives the
-time of a start by the wall clock, which steps.
+Looks at nothing by itself: what is published it is given, or the pods' host has it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import psutil
-
 from nodeagent.agent.context import AgentContext
-from nodeagent.agent.failsafe import FailsafeWatch
-from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.podroom import within_room as within_beat
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.readiness import within_room
-from nodeagent.agent.savedview import Saver
 from nodeagent.agent.snapshot import Snapshot
-from nodeagent.agent.view import AgentHealth
-from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
 from nodeagent.model.world import BRIEF
 from nodeagent.osutil.clock import Clock
-from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.plan.pods.report import without_output
@@ -119,42 +108,21 @@ def pod_states(
     return within_beat(out, lambda uid: _owner(cluster, uid))
 
 
-def agent_health(
-    lease: Membership,
-    failsafe: FailsafeWatch,
-    saver: Saver,
-    lag: float,
-    now: float,
-    waits: str,
-    unreachable: Mapping[str, Mapping[str, float]],
-) -> AgentHealth:
-    """How the node's agent is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for;
-    ``unreachable``: as ``Reach`` has it."""
-    bridged = failsafe.bridged
-    return AgentHealth(
-        joined=lease.joined,
-        reason=lease.reason,
-        lease_left=lease.left(now),
-        beat_age=max(0.0, now - lease.beat_sent),
-        store_away_since=lease.away_since,
-        unread=dict(lease.unread),
-        beyond=lease.beyond,
-        store_unusable=lease.unusable,
-        loop_lag=lag,
-        lent={uid: end - now for uid, end in bridged.lent.items() if end > now},
-        not_lent=bridged.refusals,
-        unsaved=saver.trouble,
-        store_waits=waits if lease.away_since is None else "",
-        unreachable=unreachable,
-    )
+Checked = Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]]
+"""Readiness by job uid, as it is with the checks before a job's start in it."""
+
+
+def unchecked(found: dict[str, Readiness], _cluster: Cluster) -> dict[str, Readiness]:
+    """Nothing is checked before a job's start."""
+    return found
 
 
 class Publisher:
     """Gives the lease what each beat carries of this node's pods, and sees when it is no more what was given last."""
 
-    def __init__(self, context: AgentContext, lease: Membership, machine: OwnMachine, reach: Reach) -> None:
+    def __init__(self, context: AgentContext, lease: Membership, checked: Checked, reach: Reach) -> None:
         self._node, self._host = context.node, context.host
-        self._lease, self._machine, self._reach = lease, machine, reach
+        self._lease, self._check, self._reach = lease, checked, reach
         self._unreachable = reach.unreachable
         self._ready: dict[str, Readiness] = {}
         self._checked: dict[str, Readiness] = {}
@@ -165,7 +133,7 @@ class Publisher:
         and StoreRefusedError."""
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
-        self._checked = self._machine.checked(self._ready, cluster)
+        self._checked = self._check(self._ready, cluster)
         brief = within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
         self._published = dated(brief, self._published, cluster.served)
         self.hold()
@@ -185,7 +153,7 @@ class Publisher:
         """The neighbours' watch or a check before a job's start has changed what is to be published."""
         if self._unreachable is not self._reach.unreachable:
             return True
-        return self._machine.checked(self._ready, cluster) != self._checked
+        return self._check(self._ready, cluster) != self._checked
 
 
 def _owner(cluster: Cluster, uid: str) -> int | None:
@@ -282,76 +250,3 @@ class Advert:
 
     def _publish(self, **facts: object) -> None:
         self._lease.facts = self._lease.facts.model_copy(update=facts)
-
-
-MOST_PROCESSES = 256
-"""Processes of all pods together that are read in one measurement; those beyond it are not counted. What a pod leaves
-of its part the next one has, of those that name more."""
-SLACK = 2
-"""Ticks by which the kernel's rounding may let a process seem to have started earlier."""
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class Meter:
-    """Remembers the CPU time of each process since the measurement before."""
-
-    def __init__(self) -> None:
-        self._ticks: dict[int, tuple[int, int]] = {}
-        """Process to (start time, CPU ticks)."""
-        self._at = 0.0
-
-    def measure(self, statuses: Mapping[str, PodStatus], now: float) -> dict[str, PodUsage]:
-        """By job uid: of every pod that has a process. ``now`` is CLOCK_BOOTTIME."""
-        roots = {uid: roots_of(status) for uid, status in statuses.items()}
-        before, since = self._ticks, self._at
-        self._ticks, self._at = {}, now
-        if not any(roots.values()):
-            return {}
-        machine = machine_usage()
-        found, left = {}, MOST_PROCESSES
-        named = sorted((uid for uid in roots if roots[uid]), key=lambda uid: len(roots[uid]))
-        for i, uid in enumerate(named):
-            cpu = pages = count = 0
-            pids = family(roots[uid], left // (len(named) - i))
-            left -= len(pids)
-            for pid in pids:
-                try:
-                    fields = proc_stat(f"/proc/{pid}/stat")
-                except OSError:  # no descriptor to look with: not counted this time
-                    continue
-                if not fields:
-                    continue
-                ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])
-                self._ticks[pid] = (start, ticks)
-                cpu += cpu_spent(start, ticks, before.get(pid), since)
-                pages += int(fields[21])
-                count += 1
-            cores = round(cpu / _TICKS / (now - since), 2) if 0 < since < now else None
-            found[uid] = PodUsage(cpu=cores, memory=pages * _PAGE, processes=count, machine=machine)
-        return found
-
-
-def cpu_spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) -> int:
-    """CPU ticks of a process since the measurement at ``since``: of one that was not seen then, all if it started
-    after it, else (it is another pod's, or it was beyond the bound) none."""
-    if before is not None and before[0] == start:
-        return max(0, ticks - before[1])
-    return ticks if start >= since * _TICKS - SLACK else 0
-
-
-def roots_of(status: PodStatus) -> list[int]:
-    """The processes of a pod that its shim tells of."""
-    workers = [w.pid for w in status.workers if w.state != "exited"]
-    return [pid for pid in (status.shim_pid, status.fork_server_pid, *workers) if pid]
-
-
-def machine_usage() -> MachineUsage:
-    """This machine now."""
-    memory = psutil.virtual_memory()
-    return MachineUsage(
-        load=round(os.getloadavg()[0], 2),
-        cpus=os.cpu_count() or 1,
-        memory_used=max(0, memory.total - memory.available),
-        memory_total=memory.total,
-    )

@@ -29,11 +29,11 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.identity import Identity, LockHeldError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
-from nodeagent.agent.loop import Agent, OnDisk, Trust
-from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
+from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
+from nodeagent.agent.machine import Meter, find_address, node_facts
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.notice import NoticeWatch
-from nodeagent.agent.published import Meter
+from nodeagent.agent.published import unchecked
 from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.retention import Retention
 from nodeagent.agent.savedview import FileDisk, Writing
@@ -143,7 +143,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         state = config.dirs.state
         disk = OnDisk(FileDisk(state / "jobs.kept"), FileLedger(state / "trust.json"), state / "restarts.json")
         checks = preflight(config, node, diagnosis, clock)
-        machine = AttendedMachine(notifier, Meter(), diagnosis, checks, node_health)
+        machine = OwnMachine(
+            notifier.alive, Meter().measure, checks.amend if checks is not None else unchecked, diagnosis, node_health
+        )
         agent = Agent(config, context, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit, logs)

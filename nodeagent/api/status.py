@@ -18,7 +18,7 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.gauges import node_state
-from nodeagent.agent.published import machine_usage
+from nodeagent.agent.machine import machine_usage
 from nodeagent.agent.view import AgentView
 from nodeagent.api import requests
 from nodeagent.api.accounting import shares_json

@@ -128,6 +128,12 @@ class PodStatus(Record):
         """No worker of any generation is alive, as far as it is known."""
         return self.phase in ("preparing", "ready", "unfit", "exited", "gone")
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that the shim tells of; they may have started more."""
+        workers = [worker.pid for worker in self.workers if worker.state != "exited"]
+        return [pid for pid in (self.shim_pid, self.fork_server_pid, *workers) if pid]
+
 
 class StartOrder(Record):
     """Start the workers of one generation: one environment per local rank, complete but for the fork server's own."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from nodeagent.agent.published import machine_usage
+from nodeagent.agent.machine import machine_usage
 from nodeagent.ctl.main import cli
 from nodeagent.model.facts import PodUsage
 from tests.unit.api.fakes import LiveAgent, live_agent, spec

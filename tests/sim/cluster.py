@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from nodeagent.agent import systemd
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.loop import Agent, OnDisk, Trust
-from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import cast
 
 from nodeagent.agent.context import AgentContext
-from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.membership import Membership
-from nodeagent.agent.published import Publisher
+from nodeagent.agent.published import Publisher, unchecked
 from nodeagent.agent.reach import Reach
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Readiness
@@ -59,7 +58,7 @@ async def published(statuses: Mapping[str, PodStatus], cluster: Cluster) -> dict
     host, reach = SimpleNamespace(status=lambda: statuses), SimpleNamespace(unreachable={})
     context = cast(AgentContext, SimpleNamespace(node="n1", host=host))
     lease = cast(Membership, SimpleNamespace(publish=publish, facts=sample_node("n1").facts))
-    await Publisher(context, lease, OwnMachine(), cast(Reach, reach)).publish(cluster)
+    await Publisher(context, lease, unchecked, cast(Reach, reach)).publish(cluster)
     return given[0]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.agent.published import SLACK, Meter, cpu_spent, machine_usage, roots_of
+from nodeagent.agent.machine import SLACK, Meter, cpu_spent, machine_usage
 from nodeagent.model.pod import WorkerState
 from nodeagent.osutil.linux import family
 from nodeagent.pods.base import PodStatus
@@ -64,7 +64,7 @@ def test_nothing_is_read_of_pods_without_processes() -> None:
     ended = PodStatus(
         uid="u", phase="exited", workers=(WorkerState(rank=0, local_rank=0, pid=os.getpid(), state="exited", exit=0),)
     )
-    assert roots_of(ended) == []
+    assert ended.pids == []
     assert Meter().measure({"u": ended}, now()) == {}
 
 
