@@ -15,7 +15,15 @@ from textwrap import fill
 from typing import get_args
 
 from docs.packages import ARCHITECTURE, house, lines, near, picture
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
+from nodeagent.agent.gauges import (
+    GPU_STATES,
+    MAX_JOBS,
+    MAX_ROLES,
+    NODE_STATES,
+    PLACE_STATES,
+    REPAIRING,
+    MetricsPage,
+)
 from nodeagent.agent.metrics import MAX_SERIES, Metrics
 from nodeagent.agent.undecided import Guarded
 from nodeagent.ctl.torchline import FLAGS
@@ -140,7 +148,7 @@ UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined
 def metrics() -> str:
     """Every metric of an agent."""
     rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
-    for family in Metrics().families():
+    for family in MetricsPage(Metrics()).families():
         unit = next((unit for end, unit in UNITS.items() if family.name.endswith(end)), "count")
         labels = ", ".join(f"`{label}`" for label in family.labels)
         rows.append(f"| `{family.name}` | {family.kind} | {labels} | {unit} | {family.meaning} |")
@@ -149,7 +157,7 @@ def metrics() -> str:
 
 def labels() -> str:
     """What each label can be. Raises KeyError for one that nobody has bounded."""
-    used = dict.fromkeys(label for family in Metrics().families() for label in family.labels)
+    used = dict.fromkeys(label for family in MetricsPage(Metrics()).families() for label in family.labels)
     return "\n".join(["| label | values |", "|---|---|", *(f"| `{name}` | {LABELS[name]} |" for name in sorted(used))])
 
 

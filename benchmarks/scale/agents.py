@@ -91,7 +91,7 @@ class Agent:
         self._era = ""
         context = AgentContext(
             node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,
-            metrics=Metrics(), undecided=Undecided(node, Metrics()), **stubs,
+            metrics=Metrics(), undecided=Undecided(node, Metrics().left_undecided), **stubs,
         )  # fmt: skip
         self._lease = Membership(context, identity, records.facts(node))
 

@@ -66,7 +66,7 @@ class _Measured:
             me.id, Timing(), store=unread, process=unread, metrics=unread, random_id=lambda: "r",
             host=cast("Any", SimpleNamespace(status=lambda: self._pods)),
             clock=cast("Any", SimpleNamespace(now=time.monotonic, wall=time.time)),
-            snapshot=cast("Any", SimpleNamespace(complete=False)), undecided=Undecided(me.id, Metrics()),
+            snapshot=cast("Any", SimpleNamespace(complete=False)), undecided=Undecided(me.id, Metrics().left_undecided),
         )  # fmt: skip
         lease: Any = SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False)
         applier: Any = SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing)

@@ -1,7 +1,8 @@
-"""The gauges of the metrics page: what is so now, read from the agent's view when somebody asks. Nothing is counted
+"""The metrics page, and its gauges: what is so now, read from the agent's view when somebody asks. Nothing is counted
 here (``metrics.py``), and nothing is done between two questions.
 
-Must never do I/O. Series of a job are written anew for each page, so they end with the job.
+Must never do I/O. Series of a job are written anew for each page, so they end with the job. docs/metrics.md is drawn
+from ``families()``.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from nodeagent import __version__
+from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth, AgentView
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
 from nodeagent.model.node import NodeRecord
@@ -92,19 +96,48 @@ def busy_nodes(cluster: Cluster) -> frozenset[str]:
     return frozenset(node for generation in generations if generation is not None for node in generation.occupied)
 
 
-class Gauges:
-    """All of them, on one registry. ``read`` sets them to what the view says."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric as its readers know it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+class MetricsPage:
+    """The page that Prometheus reads of this agent: what it has counted, and what is so now."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, registry = metrics, metrics.registry
         self._build = _gauge(registry, "build_info", "The agent's version, and its node. Always 1.", "version", "node")
         self._cluster, self._jobs, self._node = ClusterGauges(registry), JobGauges(registry), NodeGauges(registry)
 
-    def read(self, view: AgentView, cluster: Cluster) -> None:
-        """Set them all; ``cluster`` is the view's."""
+    def text(self, view: AgentView) -> bytes:
+        """All of it, as of now."""
+        cluster, pods, health = view.cluster(), view.pods(), view.node_health
         self._build.labels(version=__version__, node=view.node).set(1)
         self._cluster.read(cluster)
         self._jobs.read(cluster)
         self._node.read(view, cluster)
+        here = (job.name for job in live_jobs(cluster) if job.uid in pods)
+        self._metrics.catch_up(cluster, view.node, here, health.monitor.xids if health is not None else {})
+        return generate_latest(self._metrics.registry)
+
+    def families(self) -> list[Family]:
+        """Every metric that can be on the page, by name."""
+        found = []
+        for metric in self._metrics.registry._collector_to_names:
+            if not isinstance(metric, MetricWrapperBase):
+                raise TypeError(f"{metric!r} cannot be described: make it a Counter, Gauge or Histogram")
+            kind = str(metric._type)
+            name = metric._name + ("_total" if kind == "counter" else "")
+            found.append(Family(name, kind, tuple(metric._labelnames), metric._documentation))
+        return sorted(found, key=lambda family: family.name)
 
 
 class ClusterGauges:

@@ -1,8 +1,8 @@
 """The agent's counters, on a registry of its own. Labels are bounded: states and phases are fixed words. Re-formed
 gangs are counted once in the cluster, also where agents are restarted meanwhile.
 
-Counters and histograms are raised where things happen; gauges (``gauges.py``) are read from the view when somebody
-asks. docs/metrics.md is drawn from ``families()``.
+Counters and histograms are raised where things happen. What is so now is read when somebody asks, with the page that
+shows it all (``gauges.py``).
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ import collections
 import json
 import os
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
 from nodeagent.agent.undecided import Guarded
-from nodeagent.agent.view import AgentView
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import CauseKind
@@ -33,10 +30,6 @@ from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.fairshare.resources import used
 from nodeagent.plan.fairshare.usage import add, since_written
 from nodeagent.plan.nodes.devices import booked
-
-if TYPE_CHECKING:
-    from nodeagent.agent.health import NodeHealth
-
 
 EVERY = 1000
 """Milliseconds from one look to the next, while nothing changes."""
@@ -139,23 +132,11 @@ def _wasted(job: JobRecord, kind: str, served: int) -> tuple[int, int]:
     return (use.lost_slot_ms, use.overhead_slot_ms) if kind == "slot" else (use.lost_gpu_ms, use.overhead_gpu_ms)
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter and histogram, which nobody reads
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric as its readers know it."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-
-
 class Metrics:
-    """Everything this agent counts and tells."""
+    """Everything that this agent counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -194,7 +175,7 @@ class Metrics:
         )
         for reason in get_args(RefusalKind):
             self.refused.labels(reason=reason)  # from 0 on, so that the first one shows as an increase
-        self.undecided = Counter(
+        self._undecided = Counter(
             "nodeagent_undecided",
             "Decisions about one job that failed by a defect of nodeagent, each place in the code once for each job; "
             "the job is left as it is, and the agent's log has the traceback.",
@@ -202,7 +183,7 @@ class Metrics:
             registry=self.registry,
         )
         for decision in get_args(Guarded):
-            self.undecided.labels(decision=decision)  # from 0 on, as above
+            self._undecided.labels(decision=decision)  # from 0 on, as above
         self.save_seconds = Histogram(
             "nodeagent_save_seconds",
             "Time of writing the jobs to this node's disk, fsync included.",
@@ -233,7 +214,6 @@ class Metrics:
             registry=self.registry,
         )
         self.devices = DeviceTime(self.registry)
-        self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
             registry=self.registry,
@@ -256,33 +236,19 @@ class Metrics:
         """A repair, or a verify run, is over."""
         self._repairs.labels(kind=kind, outcome=outcome).inc()
 
-    def page(self, view: AgentView) -> bytes:
-        """The page that Prometheus reads, as of now."""
-        cluster = view.cluster()
-        self.devices.count(cluster, view.node)
-        self._gauges.read(view, cluster)
-        for job in live_jobs(cluster):
-            if job.uid in view.pods():
-                for cause in get_args(CauseKind):  # from 0 on, so that the first one shows as an increase
-                    self._standstill.labels(job=job.name, cause=cause)
+    def left_undecided(self, decision: Guarded) -> None:
+        """A decision failed by a defect of nodeagent."""
+        self._undecided.labels(decision=decision).inc()
+
+    def catch_up(self, cluster: Cluster, node: str, here: Iterable[str], xids: Mapping[tuple[str, int], int]) -> None:
+        """Before it is read: count what was counted elsewhere, or goes on. ``here``: names of live jobs with a pod on
+        this node; ``xids``: how many of each code each GPU has had."""
+        self.devices.count(cluster, node)
+        for job in here:
+            for cause in get_args(CauseKind):  # from 0 on, so that the first one shows as an increase
+                self._standstill.labels(job=job, cause=cause)
         self._forget({job.name for job in cluster.jobs.values()})
-        if view.node_health is not None:
-            self._count_xids(view.node_health)
-        return generate_latest(self.registry)
-
-    def families(self) -> list[Family]:
-        """Every metric that can be on the page, by name."""
-        found = []
-        for metric in self.registry._collector_to_names:
-            if not isinstance(metric, MetricWrapperBase):
-                raise TypeError(f"{metric!r} cannot be described: make it a Counter, Gauge or Histogram")
-            kind = str(metric._type)
-            name = metric._name + ("_total" if kind == "counter" else "")
-            found.append(Family(name, kind, tuple(metric._labelnames), metric._documentation))
-        return sorted(found, key=lambda family: family.name)
-
-    def _count_xids(self, node_health: NodeHealth) -> None:
-        for (device, code), count in node_health.monitor.xids.items():
+        for (device, code), count in xids.items():
             self._xids.labels(gpu=device, xid=code).inc(count - self._xids_seen.get((device, code), 0))
             self._xids_seen[device, code] = count
 

@@ -27,6 +27,7 @@ from nodeagent import __version__, hardware_missing
 from nodeagent.agent import systemd
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.identity import Identity, LockHeldError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
@@ -137,7 +138,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
             facts = facts.model_copy(update=node_health.facts())
         context = AgentContext(
             node, config.timing, store, host, clock, random_id=lambda: secrets.token_hex(8), process=process,
-            snapshot=Snapshot(config.timing), metrics=metrics, undecided=Undecided(node, metrics),
+            snapshot=Snapshot(config.timing), metrics=metrics, undecided=Undecided(node, metrics.left_undecided),
         )  # fmt: skip
         trust = Trust(key, seal, Writing(key, config.cluster))
         state = config.dirs.state
@@ -148,7 +149,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         )
         agent = Agent(config, context, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
-        await _until_ended(agent, process, clock, notifier, metrics, address, unit, logs)
+        await _until_ended(agent, process, clock, notifier, MetricsPage(metrics), address, unit, logs)
     structlog.get_logger("agent").bind(node=node).info("ended")
 
 
@@ -258,7 +259,7 @@ async def _until_ended(
     process: LocalLeaseProcess,
     clock: Clock,
     notifier: Notifier,
-    metrics: Metrics,
+    metrics: MetricsPage,
     address: str,
     unit: str,
     logs: asyncio.Future[str],
@@ -328,7 +329,7 @@ def _retention(agent: Agent, clock: Clock) -> Retention:
     return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view)
 
 
-async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callable[[], None]) -> None:
+async def _serve_api(agent: Agent, metrics: MetricsPage, address: str, ready: Callable[[], None]) -> None:
     """The API, until cancelled; ``ready`` is called when it answers. Imported after the first beat, and in a thread:
     running workers wait for the lease, people can wait."""
 

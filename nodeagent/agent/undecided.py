@@ -10,12 +10,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Container, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import structlog
-
-if TYPE_CHECKING:
-    from nodeagent.agent.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -25,10 +22,10 @@ that asks a shim or the store to carry a decision out."""
 
 
 class Undecided:
-    """One agent's."""
+    """One agent's. ``counted`` is called with each decision that failed at a place in the code where it had not yet."""
 
-    def __init__(self, node: str, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, node: str, counted: Callable[[Guarded], None]) -> None:
+        self._counted = counted
         self._now: dict[tuple[str, Guarded], str] = {}
         """By job (uid): where the decision failed when it was made last, of those that failed."""
         self._logged: dict[str, set[tuple[Guarded, str]]] = {}
@@ -57,7 +54,7 @@ class Undecided:
         if (kind, place) in logged:
             return
         logged.add((kind, place))
-        self._metrics.undecided.labels(decision=kind).inc()
+        self._counted(kind)
         self._log.error(
             "a decision failed: a defect of nodeagent, please report it; this job is left as it is, all others go on",
             uid=uid, decision=kind, place=place, exc_info=error,

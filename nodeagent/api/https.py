@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
@@ -77,7 +77,7 @@ class HttpsServer:
     def __init__(
         self,
         view: AgentView,
-        metrics: Metrics,
+        metrics: MetricsPage,
         address: str,
         notify: Notify,
         bounds: ServerBounds = ServerBounds(),

@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from nodeagent.agent.metrics import CONTENT_TYPE, Metrics
+from nodeagent.agent.gauges import CONTENT_TYPE, MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.tcp import ESTABLISHED, TABLES, sockets, written
@@ -34,7 +34,7 @@ MAX_LAG = 1.0
 class HealthRoutes:
     """The handlers, for one agent's view."""
 
-    def __init__(self, view: AgentView, metrics: Metrics) -> None:
+    def __init__(self, view: AgentView, metrics: MetricsPage) -> None:
         self.view = view
         self.metrics = metrics
         self._page, self._page_until = b"", 0.0
@@ -96,7 +96,7 @@ class HealthRoutes:
         for anything else."""
         now = time.monotonic()
         if now >= self._page_until:
-            self._page = self.metrics.page(self.view)
+            self._page = self.metrics.text(self.view)
             self._page_until = now + (time.monotonic() - now) / PAGES_SHARE
         return web.Response(body=self._page, headers={"Content-Type": CONTENT_TYPE})
 

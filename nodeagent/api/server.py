@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from nodeagent import __version__
-from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
@@ -58,7 +58,7 @@ Door = tuple[Doorkeeper, RemoteConnections]
 
 def create_app(
     view: AgentView,
-    metrics: Metrics,
+    metrics: MetricsPage,
     *,
     local_socket: bool = False,
     door: Door | None = None,
@@ -137,7 +137,7 @@ class ApiServer:
     def __init__(
         self,
         view: AgentView,
-        metrics: Metrics,
+        metrics: MetricsPage,
         throttle: Throttle | None = None,
         users: UserDatabase = DATABASE,
         *,

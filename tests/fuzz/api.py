@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from tests.unit.api.fakes import FakeView, spec
@@ -75,7 +76,7 @@ class Api:
             for name in ("digits", "resnet"):
                 await view.store.submit(f"uid-{name}", spec(name), 1000, 12.25, "alice", f"submit-{name}")
             await view.refresh()
-            async with ApiServer(view, Metrics()) as server:
+            async with ApiServer(view, MetricsPage(Metrics())) as server:
                 self._path = str(server.socket_path)
                 ready.set()
                 await self._over.wait()

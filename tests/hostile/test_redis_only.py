@@ -62,7 +62,7 @@ class Cluster:
         identity.incarnation = life
         context = AgentContext(
             node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
-            snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided(node, Metrics()),
+            snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided(node, Metrics().left_undecided),
         )  # fmt: skip
         return Membership(context, identity, facts(node))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.https import HttpsServer, ServerBounds
 from nodeagent.spec.sections import ApiConfig
@@ -113,7 +114,9 @@ def https(
     view.config = view.config.model_copy(update={"api": ApiConfig.model_validate({"listen": ADDRESS} | api)})
     view.config.dirs.run.mkdir(parents=True, exist_ok=True)
     reported: list[tuple[str, str]] = []
-    server = HttpsServer(view, Metrics(), ADDRESS, lambda url, certificate: reported.append((url, certificate)), bounds)
+    server = HttpsServer(
+        view, MetricsPage(Metrics()), ADDRESS, lambda url, certificate: reported.append((url, certificate)), bounds
+    )
     running = asyncio.run_coroutine_threadsafe(server.run(), agent.loop)
     agent.until(lambda: bool(reported))
     try:

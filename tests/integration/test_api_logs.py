@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import locallogs
 from nodeagent.api.server import ApiServer
@@ -32,7 +33,7 @@ def agent(tmp_path: Path) -> Iterator[LiveAgent]:
 def peer(agent: LiveAgent, folder: Path) -> Iterator[PeerView]:
     """The API of n2, in the same loop."""
     view = PeerView(folder, agent.view)
-    server = ApiServer(view, Metrics())
+    server = ApiServer(view, MetricsPage(Metrics()))
     agent.do(server.__aenter__)
     try:
         yield view

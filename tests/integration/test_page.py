@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import status
 from nodeagent.api.server import ApiServer
@@ -52,7 +53,7 @@ def no_fault(page: Page, url: str) -> None:
 
 
 async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_path: Path) -> None:
-    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+    async with ApiServer(await busy(tmp_path), MetricsPage(Metrics())) as server:
         await page.open(server.http_url, WIDE)
         await page.until(SHOWN, "the cluster is shown")
         assert await page.value(OVERFLOW) == 0
@@ -108,7 +109,7 @@ async def test_it_shows_roles_and_their_places(page: Page, tmp_path: Path) -> No
     await view.refresh()
     await view.form(view.job("ctr"), 2)
     await view.refresh()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         await page.open(server.http_url, WIDE)
         await page.until(SHOWN, "the cluster is shown")
         assert "server 2/2, trainer 2/2" in await page.text("#jobs tbody")
@@ -121,7 +122,7 @@ async def test_of_many_nodes_the_page_says_how_many_are_not_shown(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "MAX_NODES", 2)
-    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+    async with ApiServer(await busy(tmp_path), MetricsPage(Metrics())) as server:
         await page.open(server.http_url, WIDE)
         await page.until(SHOWN, "the cluster is shown")
         assert [row.split()[0] for row in (await page.text("#nodes tbody")).splitlines() if row[:1] == "n"] == [
@@ -135,7 +136,7 @@ async def test_of_many_nodes_the_page_says_how_many_are_not_shown(
 
 async def test_of_many_jobs_the_summary_counts_all(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "MAX_LIVE", 1)
-    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+    async with ApiServer(await busy(tmp_path), MetricsPage(Metrics())) as server:
         await page.open(server.http_url, WIDE)
         await page.until(SHOWN, "the cluster is shown")
         assert await page.text("#more-jobs") == "1 more job: nodeagentctl get"
@@ -147,7 +148,7 @@ async def test_of_many_jobs_the_summary_counts_all(page: Page, tmp_path: Path, m
 
 async def test_date_and_time_are_of_one_place(page: Page, tmp_path: Path) -> None:
     """Of the viewer's, where it was the next day already."""
-    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+    async with ApiServer(await busy(tmp_path), MetricsPage(Metrics())) as server:
         await page.open(server.http_url, WIDE)
         await page.until(SHOWN, "the cluster is shown")
         await page.do("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
@@ -156,7 +157,7 @@ async def test_date_and_time_are_of_one_place(page: Page, tmp_path: Path) -> Non
 
 
 async def test_what_people_wrote_stays_text(page: Page, tmp_path: Path) -> None:
-    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+    async with ApiServer(await busy(tmp_path), MetricsPage(Metrics())) as server:
         await page.open(server.http_url)
         await page.until(SHOWN, "the cluster is shown")
         shown = await page.text()
@@ -170,7 +171,7 @@ async def test_what_people_wrote_stays_text(page: Page, tmp_path: Path) -> None:
 async def test_it_stays_where_it_is_while_it_lives(page: Page, tmp_path: Path) -> None:
     """What changes is changed in place: what is open stays open, and what has not changed is left alone."""
     view = await busy(tmp_path)
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         await page.open(server.http_url)
         await page.until(SHOWN, "the cluster is shown")
         await page.value("document.querySelector('#stories details').open = true")
@@ -184,7 +185,7 @@ async def test_it_stays_where_it_is_while_it_lives(page: Page, tmp_path: Path) -
 
 async def test_an_agent_that_is_gone_and_comes_back(page: Page, tmp_path: Path) -> None:
     view = await busy(tmp_path)
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         await page.open(server.http_url)
         await page.until(SHOWN, "the cluster is shown")
         port = int(server.http_url.rpartition(":")[2])
@@ -192,7 +193,7 @@ async def test_an_agent_that_is_gone_and_comes_back(page: Page, tmp_path: Path) 
     assert "resnet50" in await page.text("#jobs"), "what was known stays"
     assert await page.value("document.getElementById('shown').classList.contains('old')")
     view.config = view.config.model_copy(update={"ports": view.config.ports.model_copy(update={"api": port})})
-    async with ApiServer(view, Metrics()):
+    async with ApiServer(view, MetricsPage(Metrics())):
         await page.until("!document.getElementById('shown').classList.contains('old')", "it is live again")
         assert await page.text("#notices") == ""
 
@@ -200,7 +201,7 @@ async def test_an_agent_that_is_gone_and_comes_back(page: Page, tmp_path: Path) 
 async def test_a_store_that_waits_or_is_away_and_a_cluster_without_jobs(page: Page, tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         await page.open(server.http_url)
         await page.until(SHOWN, "the cluster is shown")
         assert "No job has been submitted yet" in await page.text("main")

@@ -106,7 +106,7 @@ class Node:
         self._identity.take()
         parts = AgentContext(
             self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
-            undecided=LoudUndecided(self.name, Metrics()),
+            undecided=LoudUndecided(self.name, Metrics().left_undecided),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
             snapshot=SharedSnapshot(config.timing, shared),
         )  # fmt: skip

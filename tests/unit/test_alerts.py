@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def test_the_document_names_every_alert() -> None:
 
 def test_alerts_and_pages_ask_for_metrics_that_there_are() -> None:
     known = set()
-    for family in Metrics().families():
+    for family in MetricsPage(Metrics()).families():
         ends = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         known |= {family.name + end for end in ends}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
@@ -64,7 +65,7 @@ def test_alerts_and_pages_ask_for_metrics_that_there_are() -> None:
         asked = set(re.findall(r"[a-z:]*nodeagent_\w+(?::\w+)?", rule["expr"]))
         assert asked <= known | recorded, rule
         assert asked or "up{" in rule["expr"]
-    families = {family.name for family in Metrics().families()}
+    families = {family.name for family in MetricsPage(Metrics()).families()}
     for page in PAGES:
         assert set(re.findall(r"nodeagent_\w+", page.read_text())) <= known | families, page.name
 

@@ -15,6 +15,7 @@ import yaml
 
 from config.grafana.dashboards import DASHBOARDS, FOLDER, drawn
 from config.grafana.panels import WIDTH
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from tests.dashboards_support import VARIABLES, filled, queries
 
@@ -25,7 +26,7 @@ METRICS_PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 def series() -> dict[str, set[str]]:
     """Every name on a metrics page, with its labels."""
     found: dict[str, set[str]] = {}
-    for family in Metrics().families():
+    for family in MetricsPage(Metrics()).families():
         ends = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         found |= {family.name + end: set(family.labels) | ({"le"} if end == "_bucket" else set()) for end in ends}
     return found
@@ -85,7 +86,7 @@ def test_every_metric_is_on_a_dashboard() -> None:
     for board in DASHBOARDS.values():
         for _, expr, _ in queries(board):
             asked |= set(re.findall(r"nodeagent_\w+?(?=_bucket|_sum|_count|\b)", expr))
-    assert {family.name for family in Metrics().families()} <= asked
+    assert {family.name for family in MetricsPage(Metrics()).families()} <= asked
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")

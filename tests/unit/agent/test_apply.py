@@ -73,7 +73,7 @@ class Scene:
         snapshot.absorb_job(make_job().model_copy(update={"rev": self.rev}))
         context = SimpleNamespace(
             store=self.store, host=None, clock=SimpleNamespace(now=lambda: self.now), snapshot=snapshot,
-            random_id=lambda: "g", undecided=Undecided("n1", self.metrics),
+            random_id=lambda: "g", undecided=Undecided("n1", self.metrics.left_undecided),
         )  # fmt: skip
         none = cast(Any, None)
         self.applier = Applier(

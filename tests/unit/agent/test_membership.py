@@ -79,7 +79,7 @@ def make_lease(
     identity.incarnation = Incarnation(life=life, start=start)
     context = AgentContext(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics()),
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics().left_undecided),
     )  # fmt: skip
     return Membership(context, identity, node("n1").facts)
 

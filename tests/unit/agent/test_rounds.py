@@ -49,7 +49,7 @@ PREFORKED = {UID: PodStatus(uid=UID, phase="ready", highest=GENERATION.token)}
 
 
 def test_the_very_same_view_and_pods_are_planned_once() -> None:
-    plan = PodPlan("n1", Undecided("n1", Metrics()))
+    plan = PodPlan("n1", Undecided("n1", Metrics().left_undecided))
     first = plan(RUNS, ME, PREFORKED, 2, ())
     assert [type(action) for action in first] == [Start]
     later = replace(RUNS, served=RUNS.served + 60_000, next_lapse=1)
@@ -58,7 +58,7 @@ def test_the_very_same_view_and_pods_are_planned_once() -> None:
 
 def test_whatever_changes_is_planned_for_at_once() -> None:
     """Each step changes one thing, and the plan is what a new one would be."""
-    plan = PodPlan("n1", Undecided("n1", Metrics()))
+    plan = PodPlan("n1", Undecided("n1", Metrics().left_undecided))
     refused = {UID: Refusal("changed", "changed", False)}
     gone = make_cluster(NODES)
     idle = {UID: PodStatus(uid=UID, phase="ready")}
@@ -90,7 +90,7 @@ def test_what_is_lent_counts() -> None:
     forming = make_generation(("n1", "n2"), state="forming", number=2, holders=("n1", "n2"), cause="restart")
     keeps = make_job("forming", forming, active=1).model_copy(update={"failsafe_members": {"n1": life("n1")}})
     view, still = make_cluster(NODES, keeps), {UID: PodStatus(uid=UID, phase="exited", highest=forming.token)}
-    plan = PodPlan("n1", Undecided("n1", Metrics()))
+    plan = PodPlan("n1", Undecided("n1", Metrics().left_undecided))
     lends, free = plan(view, ME, still, 2, {UID}), plan(view, ME, still, 2, ())
     assert lends == plan_pods(view, "n1", ME, still, 2, {UID})
     assert free == plan_pods(view, "n1", ME, still, 2, ())
@@ -135,7 +135,7 @@ async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
     view = replace(make_cluster(nodes, *jobs), rev=snapshot.cluster(0.0).rev)
     context = SimpleNamespace(
         node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict), clock=SimpleNamespace(now=float),
-        random_id=lambda: "g", snapshot=snapshot, undecided=Undecided("n1", Metrics()),
+        random_id=lambda: "g", snapshot=snapshot, undecided=Undecided("n1", Metrics().left_undecided),
     )  # fmt: skip
     none = cast(Any, None)
     applier = Applier(cast(Any, context), cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
@@ -196,7 +196,7 @@ async def test_jobs_behind_one_whose_step_fails_each_time_are_decided() -> None:
     ]
     ready = dict.fromkeys(("u-0", "u-1"), READY)
     view = make_cluster([make_node("n1", ready=ready), make_node("n2", ready=ready)], *jobs)
-    rounds = the_rounds(lambda: view, store, Undecided("n1", Metrics()))
+    rounds = the_rounds(lambda: view, store, Undecided("n1", Metrics().left_undecided))
     for _ in range(5):  # of these jobs one is another agent's turn first
         await rounds.once()
     assert store.failed >= 3
@@ -216,7 +216,7 @@ def undecided_total(metrics: Metrics, kind: str) -> float | None:
 async def test_a_decision_that_raises_concerns_its_job_alone() -> None:
     """It ended the agent, on each node that had the record, again and again."""
     store, metrics = Proposals(), Metrics()
-    undecided = Undecided("n1", metrics)
+    undecided = Undecided("n1", metrics.left_undecided)
     good = make_job(uid="u-1", spec=make_spec(name="good", size=(1, 1)), order=1)
     nodes = [make_node("n1", ready={"u-1": READY}), make_node("n2", lost=True)]
     views = [make_cluster(nodes, odd("u-0"), good), make_cluster(nodes, odd("u-0"))]
@@ -243,7 +243,7 @@ async def test_a_decision_that_raises_concerns_its_job_alone() -> None:
 
 def test_words_that_raise_concern_their_job_alone() -> None:
     """They are worked out when somebody asks, and not where the step is decided."""
-    undecided = Undecided("n1", Metrics())
+    undecided = Undecided("n1", Metrics().left_undecided)
     good = make_job(spec=make_spec(size=(3, 3)))
     no_cordon = make_node("n1", ready={}).model_copy(update={"cordon": False})  # and not None either
     roles = tuple(good.spec.role.model_copy(update={"name": name}) for name in "ab")
@@ -261,7 +261,7 @@ def test_words_that_raise_concern_their_job_alone() -> None:
 
 def test_a_pod_whose_rule_raises_keeps_no_other_from_its_own() -> None:
     metrics = Metrics()
-    undecided = Undecided("n1", metrics)
+    undecided = Undecided("n1", metrics.left_undecided)
     plan = PodPlan("n1", undecided)
     good = make_job("running", GENERATION, active=1)
     view = make_cluster(NODES, odd("u-0"), good)
@@ -280,7 +280,7 @@ def test_a_pod_whose_rule_raises_keeps_no_other_from_its_own() -> None:
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, KeyboardInterrupt, MemoryError])
 def test_what_is_no_defect_of_a_decision_is_not_caught(raised: type[BaseException]) -> None:
-    undecided = Undecided("n1", metrics := Metrics())
+    undecided = Undecided("n1", (metrics := Metrics()).left_undecided)
 
     def decide_it() -> Decision:
         raise raised
@@ -292,7 +292,7 @@ def test_what_is_no_defect_of_a_decision_is_not_caught(raised: type[BaseExceptio
 
 
 def test_a_job_that_is_gone_is_forgotten() -> None:
-    undecided = Undecided("n1", metrics := Metrics())
+    undecided = Undecided("n1", (metrics := Metrics()).left_undecided)
     for known in ({UID}, {UID}, set[str](), {UID}):
         undecided.guard("step", UID, lambda: 1 // 0)
         undecided.keep(known, ())

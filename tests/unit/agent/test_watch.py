@@ -59,7 +59,8 @@ class Watched:
         self.beats = list[float]()
         context = AgentContext(
             "n1", TIMING, cast(Store, events), cast(PodHost, Host()), SimClock(), random_id=lambda: "r",
-            process=Words(), snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided("n1", Metrics()),
+            process=Words(), snapshot=Snapshot(TIMING), metrics=Metrics(),
+            undecided=Undecided("n1", Metrics().left_undecided),
         )  # fmt: skip
         pace = WakePace("n1", TIMING)
         self.watch = EventWatch(

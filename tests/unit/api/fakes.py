@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nodeagent.agent.diagnosis import Diagnosis
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.savedview import Acknowledged
@@ -404,7 +405,7 @@ class LiveAgent:
 
     async def _main(self) -> None:
         await self.view.join()
-        async with ApiServer(self.view, Metrics()) as self.server:
+        async with ApiServer(self.view, MetricsPage(Metrics())) as self.server:
             self._ready.set()
             while not self._stop.is_set():
                 if not self.view.store.away:

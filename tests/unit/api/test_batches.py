@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.batches import read
@@ -75,7 +76,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     view = RacingView(tmp_path)
     await view.join()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             made = Bench(view, session)

@@ -20,6 +20,7 @@ import pytest
 import structlog.testing
 from aiohttp import web
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import connections
 from nodeagent.api.connections import BACKLOG, CONNECTS, CONNECTS_BURST, LOOPBACK, READ_MAX, Guest, SocketGuests
@@ -31,7 +32,7 @@ from tests.unit.api.fakes import FakeView
 
 async def test_the_oldest_connection_to_loopback_gives_way(tmp_path: Path) -> None:
     """Nobody says whose they are, and whoever looks at an agent's health must get through."""
-    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+    async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
         await asyncio.to_thread(many, server.http_url)
 
 
@@ -64,7 +65,7 @@ async def test_no_connection_keeps_the_loop_for_long(tmp_path: Path) -> None:
 
 async def test_a_head_of_many_lines_is_refused_before_it_is_whole(tmp_path: Path) -> None:
     """On 120 connections it was 240 MB of the agent's memory, before anybody was known."""
-    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+    async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
         host, port = server.http_url.removeprefix("http://").split(":")
         for count, status in ((HEADERS - 1, b"200"), (2 * HEADERS, b"400")):
             tcp, local = socket.create_connection((host, int(port)), 10), socket.socket(socket.AF_UNIX)
@@ -94,7 +95,7 @@ async def test_no_body_is_unpacked(tmp_path: Path) -> None:
 
 
 async def test_who_sends_a_compressed_body_learns_what_is_read(tmp_path: Path) -> None:
-    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+    async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
         for encoding in ("gzip", "Deflate", "br", "x"):
             for way in (server.socket_path, server.http_url):
                 status, answer = await asyncio.to_thread(post, way, "/healthz", b"{}", encoding)
@@ -183,7 +184,7 @@ async def test_of_two_users_on_loopback_who_has_most_gives_way(tmp_path: Path, m
     """The oldest gave way, whosever it was: who connected most often kept everybody else from /healthz."""
     uids = iter([7] * 10 + [8] + [7] * 3 * LOOPBACK)
     monkeypatch.setattr(connections, "whose", lambda *_: next(uids))
-    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+    async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
         host, port = server.http_url.removeprefix("http://").split(":")
 
         def crowd() -> None:
@@ -271,7 +272,7 @@ def test_no_thread_and_no_traceback_for_the_pages_files(tmp_path: Path, caplog: 
     """Who asks for a file, reads nothing and hangs up wrote 40 lines into the agent's log each time."""
 
     async def ask() -> None:
-        async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+        async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
             await asyncio.to_thread(hang_up, server.http_url)
             await asyncio.sleep(0.1)
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import events
 from nodeagent.api.server import ApiServer
@@ -53,7 +54,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await view.join()
     await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             yield Bench(view, session)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api import forward
@@ -131,7 +132,7 @@ async def test_a_refusal_is_short_whatever_it_is(tmp_path: Path, body: bytes) ->
 async def test_another_answer_is_an_object_of_bounded_length(tmp_path: Path, body: bytes, says: str) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    async with ApiServer(view, Metrics()) as server, answering(Path(view.near["n2"]), body) as asked:
+    async with ApiServer(view, MetricsPage(Metrics())) as server, answering(Path(view.near["n2"]), body) as asked:
         client = Client([str(server.socket_path)])
         with pytest.raises(Exception, match=says):
             await asyncio.to_thread(client.get, "/v1/nodes/n2/diag")
@@ -141,5 +142,5 @@ async def test_another_answer_is_an_object_of_bounded_length(tmp_path: Path, bod
 async def test_a_good_answer_is_passed_on(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    async with ApiServer(view, Metrics()) as server, answering(Path(view.near["n2"]), text({"a": [1]})):
+    async with ApiServer(view, MetricsPage(Metrics())) as server, answering(Path(view.near["n2"]), text({"a": [1]})):
         assert await asyncio.to_thread(Client([str(server.socket_path)]).get, "/v1/nodes/n2/diag") == {"a": [1]}

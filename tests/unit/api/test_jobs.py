@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import jobs, serializers
 from nodeagent.api.server import ApiServer
@@ -54,7 +55,7 @@ async def view(tmp_path: Path) -> Turning:
 @asynccontextmanager
 async def counted(view: Turning) -> AsyncIterator[aiohttp.ClientSession]:
     """A caller, while the loop's turns are counted."""
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession("http://agent", connector=connector) as session:
             counting = asyncio.create_task(view.count())

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate import METRICS
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, MetricsPage
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.undecided import Guarded
@@ -45,9 +45,9 @@ def values(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-async def running(folder: Path) -> tuple[FakeView, Metrics]:
+async def running(folder: Path, counted: Metrics | None = None) -> tuple[FakeView, MetricsPage]:
     """A cluster with one job that was re-formed, whose pod is here, and everything has been counted."""
-    view, metrics = FakeView(folder), Metrics()
+    view, metrics = FakeView(folder), counted or Metrics()
     gpus = (Gpu(uuid="cpu0", index=0), Gpu(uuid="GPU-b", index=1), Gpu(uuid="GPU-c", index=2, healthy=False))
     view.unlike["n1"] = {"gpus": gpus}  # the job's first slot has the name of a GPU: so that GPU is used
     await view.join()
@@ -83,12 +83,12 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)
     metrics.recovered("digits", "worker_failed", {"formed": 0.02, "whole": 0.04})
-    return view, metrics
+    return view, MetricsPage(metrics)
 
 
 async def test_the_page(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     whole = ("cause", "worker_failed"), ("phase", "whole")
     assert page["nodeagent_recovery_seconds_sum", whole] == 0.04
     assert page["nodeagent_recovery_seconds_bucket", (whole[0], ("le", "0.05"), whole[1])] == 1
@@ -108,7 +108,7 @@ async def test_the_page(tmp_path: Path) -> None:
 
 async def test_what_is_reported_of_a_live_job(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     digits = ("job", "digits")
     assert page["nodeagent_generation", (digits,)] == 2
     assert 0 <= page["nodeagent_phase_seconds", (digits, ("phase", "running"))] < 60
@@ -124,7 +124,7 @@ async def test_what_is_reported_of_a_live_job(tmp_path: Path) -> None:
 
 
 async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_path: Path) -> None:
-    view, metrics = FakeView(tmp_path), Metrics()
+    view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
     queues = (Queue(name="team"), Queue(name="vision", parent="team"), Queue(name="idle"))
     await view.store.queues(0, Queues(rev=1, queues=queues), "q", "made")
@@ -133,7 +133,7 @@ async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_pat
         await view.store.submit(f"u{i}", named, 1000, 1.0, "alice", f"r{i}")
     await view.refresh()
     first = min(view.job(name).since for name in ("j0", "j1"))
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     waiting = {key[1][0][1]: value for key, value in page.items() if key[0] == "nodeagent_waiting_jobs"}
     assert waiting == {"default": 1, "idle": 0, "vision": 2}
     waits = {key[1][0][1]: value for key, value in page.items() if key[0] == "nodeagent_longest_wait_seconds"}
@@ -143,7 +143,7 @@ async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_pat
 
 async def test_what_is_reported_of_the_pods_here(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert page["nodeagent_pods", (("phase", "running"),)] == 1
     assert page["nodeagent_pods", (("phase", "stuck"),)] == 0
     assert page["nodeagent_stalled_pods", ()] == 1
@@ -159,14 +159,14 @@ async def test_what_is_reported_of_the_pods_here(tmp_path: Path) -> None:
 async def test_peers_that_cannot_be_reached_are_counted_for_each_job_with_a_pod_here(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     digits = (("job", "digits"),)
-    assert values(metrics.page(view))["nodeagent_unreachable_peers", digits] == 0
+    assert values(metrics.text(view))["nodeagent_unreachable_peers", digits] == 0
     view.unreachable["u1"] = {"n2": time.time()}
-    assert values(metrics.page(view))["nodeagent_unreachable_peers", digits] == 1
+    assert values(metrics.text(view))["nodeagent_unreachable_peers", digits] == 1
 
 
 async def test_what_is_reported_of_the_gpus_here(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert {state: page["nodeagent_gpus", (("state", state),)] for state in GPU_STATES} == dict.fromkeys(GPU_STATES, 1)
 
 
@@ -174,15 +174,15 @@ async def test_what_is_refused_now(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     view.distrusted["u1"] = Refusal("changed", "changed in the store", controlled=True)
     await view.refresh()
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert page["nodeagent_jobs_refused", (("reason", "changed"),)] == 1
     view.distrusted.clear()
     await view.refresh()
-    assert values(metrics.page(view))["nodeagent_jobs_refused", (("reason", "changed"),)] == 0
+    assert values(metrics.text(view))["nodeagent_jobs_refused", (("reason", "changed"),)] == 0
 
 
 async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: Path) -> None:
-    page = values(Metrics().page(FakeView(tmp_path)))
+    page = values(MetricsPage(Metrics()).text(FakeView(tmp_path)))
     for name, label, words in [
         ("nodeagent_jobs", "phase", get_args(Phase)),
         ("nodeagent_nodes", "state", NODE_STATES),
@@ -197,31 +197,32 @@ async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: 
 
 
 async def test_series_of_removed_jobs_go(tmp_path: Path) -> None:
-    view, metrics = await running(tmp_path)
-    metrics.recovered("gone", "join", {"whole": 1.0})
-    page = metrics.page(view).decode()
+    counted = Metrics()
+    counted.recovered("gone", "join", {"whole": 1.0})
+    view, metrics = await running(tmp_path, counted)
+    page = metrics.text(view).decode()
     assert 'nodeagent_restarts_total{cause="worker_failed",job="digits"' in page
     assert 'job="gone"' not in page
 
 
 async def test_series_of_a_live_job_go_when_it_ends(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    metrics.page(view)
+    metrics.text(view)
     await view.succeed(view.job("digits"))
     await view.refresh()
-    left = {line.partition("{")[0] for line in metrics.page(view).decode().splitlines() if 'job="digits"' in line}
+    left = {line.partition("{")[0] for line in metrics.text(view).decode().splitlines() if 'job="digits"' in line}
     assert left == {"nodeagent_restarts_total", "nodeagent_standstill_seconds_total"}, "its record is still there"
 
 
 async def test_what_is_reported_of_roles(tmp_path: Path) -> None:
-    view, metrics = FakeView(tmp_path), Metrics()
+    view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
     await view.store.submit("u1", spec_of_roles(), 1000, 1.0, "alice", "r1")
     await view.store.submit("u2", spec(), 1000, 1.0, "alice", "r2")
     await view.refresh()
 
     def shown(name: str) -> dict[str, float]:
-        page = values(metrics.page(view))
+        page = values(metrics.text(view))
         return {dict(k)["role"] + dict(k).get("state", ""): v for (n, k), v in page.items() if n == f"nodeagent_{name}"}
 
     wanted = {"serverwanted": 2, "trainerwanted": 2}
@@ -241,23 +242,23 @@ async def test_what_is_reported_of_roles(tmp_path: Path) -> None:
 
 
 async def test_roles_that_have_series_are_bounded(tmp_path: Path) -> None:
-    view, metrics = FakeView(tmp_path), Metrics()
+    view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
     many = spec_of_roles()
     roles = tuple(many.role.model_copy(update={"name": f"r{i}"}) for i in range(MAX_ROLES + 2))
     await view.store.submit("u1", many.model_copy(update={"roles": roles}), 1000, 1.0, "alice", "r1")
     await view.refresh()
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert len([key for key in page if key[0] == "nodeagent_role_workers"]) == MAX_ROLES
 
 
 async def test_jobs_that_have_series_are_bounded(tmp_path: Path) -> None:
-    view, metrics = FakeView(tmp_path), Metrics()
+    view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
     for i in range(MAX_JOBS + 3):
         await view.store.submit(f"u{i}", spec(f"job{i:03}"), 1000, 1.0, "alice", f"r{i}")
     await view.refresh()
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert len([key for key in page if key[0] == "nodeagent_phase_seconds"]) == MAX_JOBS
     assert page["nodeagent_jobs", (("phase", "queued"),)] == MAX_JOBS + 3
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.hardware.monitor import OwnWork
@@ -132,7 +133,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
 
 
 async def test_the_metrics(tmp_path: Path) -> None:
-    view, metrics = await cared_for(tmp_path), Metrics()
+    view, metrics = await cared_for(tmp_path), MetricsPage(Metrics())
     assert view.node_health is not None
     monitor = view.node_health.monitor
     for source in ("kernel", "nvml"):  # both tell of the same two
@@ -141,6 +142,6 @@ async def test_the_metrics(tmp_path: Path) -> None:
     monitor.judge()
     verdict = (("gpu", "GPU-a"), ("rule", "xid.79"), ("severity", "fatal"))
     for _ in range(2):
-        page = values(metrics.page(view))
+        page = values(metrics.text(view))
         assert page["nodeagent_gpu_verdicts", verdict] == 1
         assert page["nodeagent_xids_total", (("gpu", "GPU-a"), ("xid", "79"))] == 2

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import nodes
 from nodeagent.api.server import ApiServer
@@ -18,7 +19,7 @@ NAMES = ("n1", "n10", "n2", "n3", "n4")
 
 
 async def asked(view: FakeView, *queries: str) -> list[dict[str, Any]]:
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             answers = []

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.once import as_asked, once
 from nodeagent.api.server import ApiServer
@@ -51,7 +52,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await view.store.submit("u1", spec("digits", target=2), 1000, 1.0, "alice", "r-digits")
     await view.refresh()
     await view.obey()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             bench = Bench(view, session)

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import loopback, status
 from nodeagent.api.errors import error_middleware
@@ -59,7 +60,7 @@ async def running(folder: Path) -> FakeView:
 
 @pytest.mark.parametrize("path", loopback.FILES)
 async def test_every_file_is_served_with_headers_that_let_nothing_else_in(tmp_path: Path, path: str) -> None:
-    async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+    async with ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server:
         status, headers, body = await fetched(server, path)
         assert (status, headers["Content-Type"]) == (200, f"{loopback.FILES[path][1]}; charset=utf-8")
         policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
@@ -80,7 +81,7 @@ def test_all_files_are_named_and_small() -> None:
 
 
 async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
-    async with ApiServer(await running(tmp_path), Metrics()) as server:
+    async with ApiServer(await running(tmp_path), MetricsPage(Metrics())) as server:
         status, headers, reported = await fetched(server, PATH)
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     (job,) = reported["jobs"]
@@ -105,7 +106,7 @@ async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
     await view.refresh()
     await view.form(view.job("ctr"), 2)
     await view.refresh()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         _, _, reported = await fetched(server, PATH)
     assert reported["jobs"][0]["roles"] == {"server": {"target": 2, "places": 2}, "trainer": {"target": 2, "places": 2}}
     assert reported["nodes"][1]["pods"][0]["places"] == ["server.1", "trainer.1"]
@@ -120,14 +121,14 @@ async def test_the_status_of_a_job_that_borrows_nodes(tmp_path: Path) -> None:
     await view.refresh()
     await view.form(view.job("digits"), 3)
     await view.refresh()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         _, _, reported = await fetched(server, PATH)
     (row,) = reported["jobs"]
     assert (row["world_nodes"], row["target"], row["borrowed"]) == (3, 1, 2)
 
 
 async def test_what_could_be_secret_is_not_in_it(tmp_path: Path) -> None:
-    async with ApiServer(await running(tmp_path), Metrics()) as server:
+    async with ApiServer(await running(tmp_path), MetricsPage(Metrics())) as server:
         _, _, reported = await fetched(server, PATH)
     text = json.dumps(reported)
     assert "digits" in text
@@ -137,21 +138,21 @@ async def test_what_could_be_secret_is_not_in_it(tmp_path: Path) -> None:
 async def test_an_agent_that_has_not_joined_says_so(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     view.joined = False
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         status, _, reported = await fetched(server, PATH)
     assert (status, reported["error"]["code"]) == (503, "not_joined")
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST:8080", "[::1]:9470"])
 async def test_names_of_loopback_are_answered(tmp_path: Path, name: str) -> None:
-    async with ApiServer(await running(tmp_path), Metrics()) as server:
+    async with ApiServer(await running(tmp_path), MetricsPage(Metrics())) as server:
         assert (await fetched(server, PATH, Host=name))[0] == 200
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:9470", "127.0.0.1.evil.example", "localhost.evil:1"])
 @pytest.mark.parametrize("path", [PATH, "/", "/metrics"])
 async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: Path, name: str, path: str) -> None:
-    async with ApiServer(await running(tmp_path), Metrics()) as server:
+    async with ApiServer(await running(tmp_path), MetricsPage(Metrics())) as server:
         status, _, reported = await fetched(server, path, Host=name)
         assert (status, reported["error"]["code"]) == (403, "permission")
         assert (await fetched(server, "/healthz", Host=name))[0] == 200, "a load balancer may use any name"
@@ -270,7 +271,7 @@ async def test_the_audit_log_is_read_when_something_has_changed(tmp_path: Path) 
 
 async def test_one_answer_serves_all_who_ask_while_it_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "FRESH", 60.0)
-    async with ApiServer(await running(tmp_path), Metrics()) as server:
+    async with ApiServer(await running(tmp_path), MetricsPage(Metrics())) as server:
         answers = await asyncio.gather(*(fetched(server, PATH) for _ in range(10)))
     assert len({reported["now"] for _, _, reported in answers}) == 1
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import auth
 from nodeagent.api.auth import Caller
@@ -48,7 +49,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     view = FakeView(tmp_path)
     await view.join()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             yield Bench(view, session)

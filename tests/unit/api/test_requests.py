@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import yarl
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import MOST_OPENED, find_job, written
@@ -32,7 +33,7 @@ async def served(folder: Path, *jobs: str) -> AsyncIterator[aiohttp.ClientSessio
     for name in jobs:
         await view.store.submit(f"u-{name}", spec(name), os.getuid(), 1.0, "alice", f"r-{name}")
     await view.refresh()
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
             yield session

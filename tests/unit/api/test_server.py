@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import structlog.testing
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.server import ApiServer, ListenError
@@ -27,7 +28,7 @@ def names(folder: Path) -> list[str]:
 
 async def test_binds_and_cleans_up(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         mode = stat.S_IMODE(server.socket_path.stat().st_mode)
         assert mode == (0o666 if os.geteuid() == 0 else 0o600)
         assert names(server.socket_path.parent) == ["api.sock"]
@@ -40,7 +41,7 @@ async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    async with ApiServer(view, Metrics()):
+    async with ApiServer(view, MetricsPage(Metrics())):
         connector = aiohttp.UnixConnector(path=str(path))
         async with aiohttp.ClientSession(connector=connector) as session, session.get("http://a/v1/version") as answer:
             assert (await answer.json())["node"] == "n1"
@@ -48,9 +49,9 @@ async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 async def test_a_living_one_is_not(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
-    async with ApiServer(view, Metrics()) as server:
+    async with ApiServer(view, MetricsPage(Metrics())) as server:
         with pytest.raises(ListenError, match="another agent listens"):
-            await ApiServer(view, Metrics()).__aenter__()
+            await ApiServer(view, MetricsPage(Metrics())).__aenter__()
         assert server.socket_path.exists()
 
 
@@ -60,7 +61,7 @@ async def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("precious")
     with pytest.raises(ListenError, match="is not a socket"):
-        await ApiServer(view, Metrics()).__aenter__()
+        await ApiServer(view, MetricsPage(Metrics())).__aenter__()
     assert path.read_text() == "precious"
 
 
@@ -75,7 +76,7 @@ async def test_a_taken_port_ends_no_agent_and_is_listened_on_when_it_is_free(tmp
         other.listen()
         port = other.getsockname()[1]
         view.config = view.config.model_copy(update={"ports": view.config.ports.model_copy(update={"api": port})})
-        async with ApiServer(view, Metrics(), notify=notified.append, retry=0.01) as server:
+        async with ApiServer(view, MetricsPage(Metrics()), notify=notified.append, retry=0.01) as server:
             running = asyncio.create_task(server.run())
             found = await asyncio.to_thread(Client([str(server.socket_path)]).get, "/v1/doctor")
             whose = f"cannot listen on 127.0.0.1:{port}; the port belongs to uid {os.geteuid()}"
@@ -106,7 +107,7 @@ async def test_a_taken_port_ends_no_agent_and_is_listened_on_when_it_is_free(tmp
 )
 async def test_loopback_serves_health_and_the_page_only(tmp_path: Path, path: str, status: int) -> None:
     async with (
-        ApiServer(FakeView(tmp_path), Metrics()) as server,
+        ApiServer(FakeView(tmp_path), MetricsPage(Metrics())) as server,
         aiohttp.ClientSession() as session,
         session.get(server.http_url + path) as answer,
     ):
@@ -117,7 +118,7 @@ async def test_ready_says_why_not(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     view.joined, view.away_since = False, 1.0
     async with (
-        ApiServer(view, Metrics()) as server,
+        ApiServer(view, MetricsPage(Metrics())) as server,
         aiohttp.ClientSession() as session,
         session.get(server.http_url + "/readyz") as answer,
     ):
@@ -130,13 +131,13 @@ async def test_ready_says_why_not(tmp_path: Path) -> None:
 async def test_a_flood_of_requests_for_the_metrics_leaves_the_loop_its_time(tmp_path: Path) -> None:
     made = list[float]()
 
-    class Slow(Metrics):
-        def page(self, view: AgentView) -> bytes:
+    class Slow(MetricsPage):
+        def text(self, view: AgentView) -> bytes:
             made.append(time.monotonic())
             time.sleep(0.05)  # of a large cluster
-            return super().page(view)
+            return super().text(view)
 
-    async with ApiServer(FakeView(tmp_path), Slow()) as server, aiohttp.ClientSession() as session:
+    async with ApiServer(FakeView(tmp_path), Slow(Metrics())) as server, aiohttp.ClientSession() as session:
         end, asked = time.monotonic() + 2, 0
         while time.monotonic() < end:
             async with session.get(server.http_url + "/metrics") as answer:

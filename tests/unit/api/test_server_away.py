@@ -11,6 +11,7 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 
+from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
 from nodeagent.api.serializers import lent_json, pods_json
@@ -89,11 +90,11 @@ def test_failsafe_members_of_a_live_job_are_shown_with_their_state() -> None:
 
 
 async def test_the_metrics(tmp_path: Path) -> None:
-    view, metrics = FakeView(tmp_path), Metrics()
-    page = values(metrics.page(view))
+    view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
+    page = values(metrics.text(view))
     assert (page["nodeagent_store_away_seconds", ()], page["nodeagent_failsafe_jobs", ()]) == (0, 0)
     view.away_since, view.lent = time.time() - 40, {"u1": 2.0, "u2": 1.0}
-    page = values(metrics.page(view))
+    page = values(metrics.text(view))
     assert 40 <= page["nodeagent_store_away_seconds", ()] < 100
     assert page["nodeagent_failsafe_jobs", ()] == 2
 
@@ -113,7 +114,7 @@ class Trying(FakeView):
 @asynccontextmanager
 async def served(view: FakeView) -> AsyncIterator[aiohttp.ClientSession]:
     async with (
-        ApiServer(view, Metrics()) as server,
+        ApiServer(view, MetricsPage(Metrics())) as server,
         aiohttp.ClientSession("http://agent", connector=aiohttp.UnixConnector(path=str(server.socket_path))) as session,
     ):
         yield session
