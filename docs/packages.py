@@ -10,10 +10,11 @@ import ast
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "nodeagent"
@@ -121,14 +122,21 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
     return found
 
 
+_WANTED: Mapping[str, Callable[[ast.AST], Iterator[str]]] = {
+    "loaded": partial(imports, nested=False),
+    "later": later_imports,
+    "ever": imports,
+}
+
+
 @cache
-def module_graph(package: Path = PACKAGE, *, later: bool = False) -> dict[str, set[str]]:
-    """Each module, and those of the same package that it imports: when it is loaded, or ``later``."""
-    every = modules(package)
+def module_graph(package: Path = PACKAGE, when: Literal["loaded", "later", "ever"] = "loaded") -> dict[str, set[str]]:
+    """Each module, and those of the same package that it imports: when it is loaded; ``later``, in a function; or
+    ``ever``, what only a type checker imports included."""
+    every, wanted = modules(package), _WANTED[when]
     graph: dict[str, set[str]] = {}
     for module, file in every.items():
-        wanted = later_imports(tree(file)) if later else imports(tree(file), nested=False)
-        graph[module] = {found for name in wanted if (found := _module(name, every)) and found != module}
+        graph[module] = {found for name in wanted(tree(file)) if (found := _module(name, every)) and found != module}
     return graph
 
 
