@@ -15,8 +15,8 @@ import structlog
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.readiness import differ_in_texts_only
 from nodeagent.agent.recovery import Known, offer
+from nodeagent.agent.room import differ_in_texts_only
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness

@@ -11,9 +11,8 @@ from types import MappingProxyType
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
-from nodeagent.agent.podroom import within_room as within_beat
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.readiness import within_room
+from nodeagent.agent.room import pods_within_room, readiness_within_room
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
@@ -105,7 +104,7 @@ def pod_states(
             unreachable=dict(unreachable.get(uid, {})),
         )
         out.append(pod)
-    return within_beat(out, lambda uid: _owner(cluster, uid))
+    return pods_within_room(out, lambda uid: _owner(cluster, uid))
 
 
 Checked = Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]]
@@ -134,7 +133,7 @@ class Publisher:
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
         self._checked = self._check(self._ready, cluster)
-        brief = within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
+        brief = readiness_within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
         self._published = dated(brief, self._published, cluster.served)
         self.hold()
         pods = pod_states(cluster, self._node, statuses, self._unreachable)

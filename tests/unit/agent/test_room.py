@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from nodeagent.agent.podroom import OF_BEAT, OF_OWNER
 from nodeagent.agent.published import pod_states
+from nodeagent.agent.room import OF_BEAT, OF_OWNER
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import decode_pod
