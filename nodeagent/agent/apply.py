@@ -18,18 +18,16 @@ from nodeagent.agent.comparison import Comparison
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.base import first_error
 from nodeagent.model.job import RETENTION, BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
-from nodeagent.osutil.clock import Clock
 from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
-from nodeagent.pods.base import PodHost, StartOrder
+from nodeagent.pods.base import StartOrder
 from nodeagent.pods.environment import roles_file, worker_environments
-from nodeagent.store.base import StepFailedError, Store, StoreRefusedError
+from nodeagent.store.base import StepFailedError, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
 
@@ -79,7 +77,7 @@ class Applier:
         self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
         self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._undecided = context.undecided
-        self._comparison = Comparison(lease, store=context.store, snapshot=context.snapshot, clock=context.clock)
+        self._comparison = Comparison(context, lease)
         self._logged: dict[str, object] = {}
         self._refusals: dict[str, dict[str, _Refused]] = {}
         """By job and kind of step, of jobs of which no step has gone through since."""
@@ -389,15 +387,12 @@ class CommitRequests:
     """Those of one node. And it puts back what somebody has turned back: the newest checkpoint of a job, the queues,
     the maintenance windows."""
 
-    def __init__(
-        self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal,
-        verifier: AdmissionVerifier, clock: Clock,
-    ) -> None:  # fmt: skip
-        self._seal, self._verifier, self._clock = seal, verifier, clock
-        self._comparison = Comparison(lease, store=store, snapshot=snapshot, clock=clock)
+    def __init__(self, context: AgentContext, lease: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
+        self._seal, self._verifier, self._clock = seal, verifier, context.clock
+        self._comparison = Comparison(context, lease)
         self._due: dict[str, float] = {}
         """When (our clock) to put a job's checkpoint back, by job (uid), or queues or windows."""
-        self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
+        self._lease, self._store, self._host, self._snapshot = lease, context.store, context.host, context.snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
     @property

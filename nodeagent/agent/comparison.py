@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import structlog
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
-from nodeagent.agent.snapshot import Snapshot
-from nodeagent.osutil.clock import Clock
-from nodeagent.store.base import StepFailedError, Store, StoreRefusedError
+from nodeagent.store.base import StepFailedError, StoreRefusedError
 
 BY_THE_RECORD = frozenset({"ended", "stale", "unsupported", "not_live", "busy"})
 """Codes of refusals that what stands in a job's record may cause."""
@@ -26,8 +25,8 @@ MOST = 1024
 class Comparison:
     """Of one agent's decisions, or of its workers' commits: neither waits for when the other's were compared."""
 
-    def __init__(self, lease: Membership, *, store: Store, snapshot: Snapshot, clock: Clock) -> None:
-        self._lease, self._store, self._snapshot, self._clock = lease, store, snapshot, clock
+    def __init__(self, context: AgentContext, lease: Membership) -> None:
+        self._lease, self._store, self._snapshot, self._clock = lease, context.store, context.snapshot, context.clock
         self._compared: dict[str, tuple[int, float]] = {}
         """Revision and time (our clock), by job."""
         self._log = structlog.get_logger("comparison").bind(node=lease.node)

@@ -12,17 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from nodeagent.agent.leaseprocess import LeaseProcess
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.lease.lending import FailsafeAddress, LoanRow
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
-from nodeagent.model.timing import Timing
 from nodeagent.model.world import Generation, Token
-from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.pod import Keep
-from nodeagent.pods.base import PodHost
 from nodeagent.pods.folder import folder_name
 
 _Kept = tuple[Token, frozenset[tuple[str, str]]]
@@ -36,18 +33,9 @@ def _kept(token: Token, failsafe_members: Mapping[str, str]) -> _Kept:
 class FailsafeWatch:
     """One agent's part: what its lease process is to know, and when its promises are over."""
 
-    def __init__(
-        self,
-        timing: Timing,
-        *,
-        lease: Membership,
-        host: PodHost,
-        clock: Clock,
-        process: LeaseProcess,
-        cluster: Callable[[], Cluster],
-    ) -> None:
-        self._timing, self._lease, self._host = timing, lease, host
-        self._clock, self._process, self._cluster = clock, process, cluster
+    def __init__(self, context: AgentContext, lease: Membership, cluster: Callable[[], Cluster]) -> None:
+        self._timing, self._clock, self._host = context.timing, context.clock, context.host
+        self._process, self._lease, self._cluster = context.process, lease, cluster
         self._given_up: set[_Kept] = set()
         self._members: dict[str, tuple[Generation, Mapping[str, str]]] = {}
         """Job to a generation that was looked at, and the lives of its members."""

@@ -117,43 +117,29 @@ class Agent:
         self._store, self._host, self._clock = context.store, context.host, context.clock
         self._snapshot, self._process, self._metrics = context.snapshot, context.process, context.metrics
         self._trust, self._machine, self._undecided = trust, machine, context.undecided
-        self._verifier = AdmissionVerifier(self._node, trust.seal, disk.ledger, self._metrics)
+        self._verifier = verifier = AdmissionVerifier(self._node, trust.seal, disk.ledger, self._metrics)
         self._beat_now = asyncio.Event()
-        self.saver = Saver(
-            self._node, disk.view, trust.writing, snapshot=self._snapshot, clock=self._clock, metrics=self._metrics,
-            notify=self._beat_now.set,
-        )  # fmt: skip
-        self._lease = Membership(context, identity, facts, lambda: self.saver.saved, self._verifier.read)
-        self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
-        self._verifier.recall(self._lease.kept.jobs if self._lease.kept is not None else ())
-        self._acknowledge = Acknowledger(
-            self._node, self.saver, store=self._store, clock=self._clock, cluster=self.cluster,
-            bound=config.saving.acknowledge,
-        )  # fmt: skip
-        self._failsafe = FailsafeWatch(
-            self._timing, lease=self._lease, host=self._host, clock=self._clock, process=self._process,
-            cluster=self.cluster,
-        )  # fmt: skip
         self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
         """Set to ask for a round, as the host does with each change of a pod."""
         self._beat_period = BeatPeriod(self._node, self._timing)
-        self._watch = EventWatch(context, self._lease, self._pace, refresh=self.refresh, beat_now=self._beat_now)
+        self.saver = Saver(context, disk.view, trust.writing, self._beat_now.set)
+        self._lease = lease = Membership(context, identity, facts, lambda: self.saver.saved, verifier.read)
+        lease.kept, lease.regroup = self.saver.load(), config.saving.regroup
+        verifier.recall(lease.kept.jobs if lease.kept is not None else ())
+        self._renewal = SignatureRenewal(context, lease, trust.seal, verifier)
+        self._acknowledge = Acknowledger(context, self.saver, self.cluster, config.saving.acknowledge)
+        self._failsafe = FailsafeWatch(context, lease, self.cluster)
+        self._watch = EventWatch(context, lease, self._pace, refresh=self.refresh, beat_now=self._beat_now)
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
+        self.advert = Advert(context, lease, config.cluster, trust.key)
+        self._publisher = Publisher(context, lease, machine.checked, self._reach)
         stopwatch = Stopwatch(self._node)
-        applier = Applier(
-            context, self._lease, seal=trust.seal, verifier=self._verifier, stopwatch=stopwatch, reach=self._reach
-        )
-        self.advert = Advert(self._node, config.cluster, trust.key, self._lease, self._clock, self._snapshot)
-        commits = CommitRequests(
-            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal,
-            verifier=self._verifier, clock=self._clock,
-        )  # fmt: skip
-        own = OwnPods(
-            context, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
-            pace=self._pace, standbys=lambda: self._config.jobs.standbys,
-        )  # fmt: skip
+        applier = Applier(context, lease, seal=trust.seal, verifier=verifier, stopwatch=stopwatch, reach=self._reach)
         turns = ProposalTurns(context, applier)
-        self._publisher = Publisher(context, self._lease, machine.checked, self._reach)
+        own = OwnPods(
+            context, lease, applier, failsafe=self._failsafe, stopwatch=stopwatch, pace=self._pace,
+            commits=CommitRequests(context, lease, trust.seal, verifier), standbys=lambda: self._config.jobs.standbys,
+        )  # fmt: skip
         self._round = Rounds(
             context, self.cluster, own=own, turns=turns, publisher=self._publisher,
             ended=EndedJobs(context, applier, turns, lambda: self._config.jobs.retention),
@@ -176,20 +162,12 @@ class Agent:
         agent does not disturb them."""
         await self._host.adopt()
         self._publisher.hold()  # before it joins: what it was before is forgotten then
-        renewal = SignatureRenewal(
-            self._verifier,
-            self._trust.seal,
-            lease=self._lease,
-            store=self._store,
-            clock=self._clock,
-            snapshot=self._snapshot,
-        )
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch.run, self._rounds,
-                    renewal.remember, renewal.renew, self.saver.run, self._reach.run,
+                    self._renewal.remember, self._renewal.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
             await stop.wait()

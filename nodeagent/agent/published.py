@@ -13,12 +13,10 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.room import pods_within_room, readiness_within_room
-from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
 from nodeagent.model.world import BRIEF
-from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.plan.pods.report import without_output
@@ -169,11 +167,10 @@ change goes to the store."""
 class Advert:
     """The agent's own addresses, its node's health, and until when the node is there."""
 
-    def __init__(
-        self, node: str, cluster: str, key: ClusterKey, lease: Membership, clock: Clock, snapshot: Snapshot
-    ) -> None:
-        self._node, self._cluster, self._key, self._lease = node, cluster, key, lease
-        self._clock, self._snapshot = clock, snapshot
+    def __init__(self, context: AgentContext, lease: Membership, cluster: str, key: ClusterKey) -> None:
+        """``cluster``: its name."""
+        self._node, self._clock, self._snapshot = context.node, context.clock, context.snapshot
+        self._lease, self._cluster, self._key = lease, cluster, key
         self._https: tuple[str, str] | None = None
         self._until = 0.0
         """When (our clock) the machine is taken away, if there is a notice."""

@@ -24,19 +24,18 @@ from typing import Any, Protocol
 import structlog
 from pydantic import ValidationError
 
-from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.recovery import Known
-from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import first_error
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
-from nodeagent.osutil.clock import Clock, wait_for
+from nodeagent.osutil.clock import wait_for
 from nodeagent.osutil.linux import keep_damaged, write_atomic
 from nodeagent.plan.cluster import Cluster
-from nodeagent.store.base import Store, StoreError
+from nodeagent.store.base import StoreError
 from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 
@@ -342,13 +341,10 @@ RETRY = 5.0
 class Saver:
     """One agent's copy. ``notify`` is called when others wait for a save that has just been made."""
 
-    def __init__(
-        self, node: str, disk: Disk, writing: Writing, *,
-        snapshot: Snapshot, clock: Clock, metrics: Metrics, notify: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._disk, self._writing, self._snapshot = disk, writing, snapshot
-        self._clock, self._metrics, self._notify = clock, metrics, notify
-        self._log = structlog.get_logger("kept").bind(node=node)
+    def __init__(self, context: AgentContext, disk: Disk, writing: Writing, notify: Callable[[], None]) -> None:
+        self._disk, self._writing, self._notify = disk, writing, notify
+        self._snapshot, self._clock, self._metrics = context.snapshot, context.clock, context.metrics
+        self._log = structlog.get_logger("kept").bind(node=context.node)
         self._pointers: dict[str, Checkpoint | None] = {}
         self._news = asyncio.Event()
         self.saved: Saved | None = None
@@ -460,11 +456,9 @@ class Acknowledged:
 class Acknowledger:
     """Waits for one write after the other, each within ``bound`` seconds."""
 
-    def __init__(
-        self, node: str, saver: Saver, *, store: Store, clock: Clock, cluster: Callable[[], Cluster], bound: float
-    ) -> None:
-        self._node, self._saver, self._bound = node, saver, bound
-        self._store, self._clock, self._cluster = store, clock, cluster
+    def __init__(self, context: AgentContext, saver: Saver, cluster: Callable[[], Cluster], bound: float) -> None:
+        self._node, self._store, self._clock = context.node, context.store, context.clock
+        self._saver, self._cluster, self._bound = saver, cluster, bound
         self._others: dict[str, Saved] = {}
 
     async def __call__(self, write: Saved) -> Acknowledged:

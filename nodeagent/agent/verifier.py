@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import PORT_MAX
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
-from nodeagent.osutil.clock import Allowance, Clock
+from nodeagent.osutil.clock import Allowance
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.environment import is_address
-from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Ledger, LedgerEntry, Remembered, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
 
@@ -516,18 +516,9 @@ RENEW_PAUSE = 3600.0
 class SignatureRenewal:
     """Two tasks of one agent, for as long as it runs."""
 
-    def __init__(
-        self,
-        verifier: AdmissionVerifier,
-        seal: Seal,
-        *,
-        lease: Membership,
-        store: Store,
-        clock: Clock,
-        snapshot: Snapshot,
-    ) -> None:
-        self._verifier, self._seal = verifier, seal
-        self._lease, self._store, self._clock, self._snapshot = lease, store, clock, snapshot
+    def __init__(self, context: AgentContext, lease: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
+        self._store, self._clock, self._snapshot = context.store, context.clock, context.snapshot
+        self._lease, self._seal, self._verifier = lease, seal, verifier
         self._renewed: dict[str, float] = {}
         self._log = structlog.get_logger("trust").bind(node=lease.node)
 

@@ -26,10 +26,8 @@ class Bench:
         self.pods = {pod.uid: pod for pod in pods}
         self.lease = SimpleNamespace(node=node, incarnation=Incarnation(life=life(node), start=1), away_since=None)
         host = SimpleNamespace(status=lambda: self.pods)
-        self.failsafe = FailsafeWatch(
-            TIMING, lease=cast("Any", self.lease), host=cast("Any", host), clock=self.clock, process=self.words,
-            cluster=lambda: self.cluster,
-        )  # fmt: skip
+        context: Any = SimpleNamespace(timing=TIMING, clock=self.clock, host=host, process=self.words)
+        self.failsafe = FailsafeWatch(context, cast("Any", self.lease), lambda: self.cluster)
 
     def lending(self) -> frozenset[str]:
         """Jobs that this node may not let go of yet."""

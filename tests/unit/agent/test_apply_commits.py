@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,8 +18,8 @@ from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import SystemClock
-from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
-from nodeagent.store.base import StepFailedError, Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.pods.base import CommitRequest, PodStatus
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Remembered
 from nodeagent.trust.seal import Seal
@@ -119,15 +120,8 @@ class Scene:
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
         self.verifier, self.clock = AdmissionVerifier("n1", SEAL, Disk(), Metrics()), Clock()
         self.me = Me()
-        self.commits = CommitRequests(
-            cast(Membership, self.me),
-            store=cast(Store, self.store),
-            host=cast(PodHost, self.host),
-            snapshot=self.snapshot,
-            seal=SEAL,
-            verifier=self.verifier,
-            clock=self.clock,
-        )
+        context: Any = SimpleNamespace(store=self.store, host=self.host, snapshot=self.snapshot, clock=self.clock)
+        self.commits = CommitRequests(context, cast(Membership, self.me), SEAL, self.verifier)
 
 
 async def test_what_is_committed_is_answered_and_known_at_once() -> None:

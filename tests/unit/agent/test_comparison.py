@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.clock import SystemClock
-from nodeagent.store.base import StepFailedError, Store, StoreRefusedError
+from nodeagent.store.base import StepFailedError, StoreRefusedError
 from tests.unit.plan.build import UID, make_job
 
 STALE = StoreRefusedError("stale", "read it again")
@@ -56,9 +57,8 @@ class Scene:
     def __init__(self) -> None:
         self.store, self.me, self.clock, self.snapshot = Shelf(), Me(), Clock(), Snapshot(Timing())
         self.snapshot.absorb_job(make_job().model_copy(update={"rev": 1}))
-        self.comparison = Comparison(
-            cast(Membership, self.me), store=cast(Store, self.store), snapshot=self.snapshot, clock=self.clock
-        )
+        context: Any = SimpleNamespace(store=self.store, snapshot=self.snapshot, clock=self.clock)
+        self.comparison = Comparison(context, cast(Membership, self.me))
 
 
 @pytest.mark.parametrize("code", sorted(BY_THE_RECORD))

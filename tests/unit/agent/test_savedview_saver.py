@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,10 +81,8 @@ class Scene:
         def notify() -> None:
             self.notify += 1
 
-        return Saver(
-            "n1", self.disk, Writing(ClusterKey(bytes(32)), "default"), snapshot=self.snapshot, clock=self.clock,
-            metrics=self.metrics, notify=notify,
-        )  # fmt: skip
+        context: Any = SimpleNamespace(node="n1", snapshot=self.snapshot, clock=self.clock, metrics=self.metrics)
+        return Saver(context, self.disk, Writing(ClusterKey(bytes(32)), "default"), notify)
 
     def read(self, rev: int, era: str = "e", **more: object) -> None:
         plain = {"cluster_uid": "c", "served": 1, "lapsed": (), "next_lapse": None, "rev": rev, "era": era}
@@ -260,10 +259,8 @@ class Cluster:
         self.write = Saved(era=reply.era, rev=rev)
 
     async def acknowledge(self, bound: float = BOUND) -> Acknowledged:
-        ask = Acknowledger(
-            "n1", self.scene.saver, store=self.store, clock=SystemClock(), bound=bound,
-            cluster=lambda: self.scene.snapshot.cluster(0.0),
-        )  # fmt: skip
+        context: Any = SimpleNamespace(node="n1", store=self.store, clock=SystemClock())
+        ask = Acknowledger(context, self.scene.saver, lambda: self.scene.snapshot.cluster(0.0), bound)
         return await ask(self.write)
 
 
