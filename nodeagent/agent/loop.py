@@ -232,8 +232,7 @@ class Agent:
     async def _give_back(self) -> None:
         try:
             async with asyncio.timeout(self._timing.stuck + self._timing.kill):
-                async with self._acting:
-                    pass  # the last round is over, which could have started something
+                await self.round_over()  # it could have started something
                 while not self._quiet():
                     for uid in self._host.status():
                         self._host.stop(uid, None)
