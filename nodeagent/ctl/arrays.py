@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.client import Client, array_path
-from nodeagent.ctl.jobtext import count as count_of
-from nodeagent.ctl.options import ENDED
+from nodeagent.ctl.client import ENDED, Client, array_path
+from nodeagent.ctl.output import count as count_of
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 

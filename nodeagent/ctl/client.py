@@ -30,6 +30,9 @@ from nodeagent.ctl.where import ENV, ENV_CACERT, ENV_FINGERPRINT, Where
 
 Json = dict[str, Any]
 
+ENDED = ("succeeded", "failed", "stopped")
+"""Phases of a job that has ended, as agents answer them."""
+
 CONNECT_TIMEOUT = 3.0
 ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from nodeagent.ctl.arrays import end_all
-from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.client import ENDED, Client, job_path
 from nodeagent.ctl.options import (
-    ENDED,
     agent_option,
     connect,
     job_argument,

@@ -11,8 +11,8 @@ import click
 
 from nodeagent.ctl.arrays import folded
 from nodeagent.ctl.arrays import members as of_array
-from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.options import ENDED, agent_option, connect, job_argument, output_option, which_job
+from nodeagent.ctl.client import ENDED, Client, job_path
+from nodeagent.ctl.options import agent_option, connect, job_argument, output_option, which_job
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.options import ENDED
-from nodeagent.ctl.output import Column, fold, hours, moment, of_devices, paint, part, size, span, table_lines
+from nodeagent.ctl.client import ENDED
+from nodeagent.ctl.output import Column, count, fold, hours, moment, of_devices, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
@@ -66,11 +66,6 @@ def exit_words(code: int | None) -> str:
         except ValueError:
             return f"exit code {code}"
     return f"exit code {code}"
-
-
-def count(number: int, thing: str) -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 FIELD = 13

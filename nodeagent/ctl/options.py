@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from nodeagent.ctl import client as agent_client
-from nodeagent.ctl.client import Client
+from nodeagent.ctl.client import ENDED, Client
 from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.ctl.where import where_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
-ENDED = ("succeeded", "failed", "stopped")
 DEFAULT_TIMEOUT = 600.0
 """The most seconds of a wait, unless an option says otherwise."""
 
@@ -166,12 +165,11 @@ VARIABLE = "_NODEAGENTCTL_COMPLETE"
 
 @click.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(("bash", "zsh")))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL. For this session: `source <(nodeagentctl completion bash)`."""
     from click.shell_completion import get_completion_class
 
-    from nodeagent.ctl.main import cli
-
     maker = get_completion_class(shell)
     assert maker is not None
-    click.echo(maker(cli, {}, "nodeagentctl", VARIABLE).source())
+    click.echo(maker(ctx.find_root().command, {}, "nodeagentctl", VARIABLE).source())

@@ -67,6 +67,11 @@ def text(value: object) -> str:
     return "-" if value is None or value == "" else printable(str(value)).replace("\n", "\\n")
 
 
+def count(number: int, thing: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def span(seconds: float | None) -> str:
     """A duration in kubectl's form: 42s, 5m12s, 3h2m, 2d4h."""
     if seconds is None:

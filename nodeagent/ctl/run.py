@@ -17,9 +17,9 @@ import click
 from nodeagent import hardware_missing
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import UNKNOWN_OUTCOME, Client
-from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
+from nodeagent.ctl.output import count
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
 from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session

@@ -12,7 +12,6 @@ import click
 
 from nodeagent.ctl.client import Client, job_path, new_request_id
 from nodeagent.ctl.control import not_ended, running
-from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.options import (
     DEFAULT_TIMEOUT,
     JOB,
@@ -29,6 +28,7 @@ from nodeagent.ctl.options import (
     request_id_option,
     which_job,
 )
+from nodeagent.ctl.output import count
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, job_line, mention_unsaved, wait
 

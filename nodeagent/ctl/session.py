@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.jobtext import blame_lines, count, runs_on
+from nodeagent.ctl.client import ENDED, Client, job_path
+from nodeagent.ctl.jobtext import blame_lines, runs_on
 from nodeagent.ctl.logs import Printer, print_logs
-from nodeagent.ctl.options import ENDED
+from nodeagent.ctl.output import count
 from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, echo
 from nodeagent.ctl.waiting import PATIENCE
 
