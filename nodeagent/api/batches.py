@@ -13,30 +13,27 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.jobwriter import JobWriter, noted
 from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.requests import find_any_job, saved
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission, Submitter
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.queueing.dependencies import is_awaited
 from nodeagent.plan.queueing.room import never
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import NewJob, QuotaClaims
-
-if TYPE_CHECKING:
-    from nodeagent.api.jobs import JobRoutes
 
 OVER = ("state", "not_found")
 """How the stop of a job that has ended, and any change of one that is gone, is refused."""
@@ -153,30 +150,11 @@ def with_id(cluster: Cluster, array: str) -> list[JobRecord]:
     return sorted(members, key=lambda job: job.order)
 
 
-def no_live_array(cluster: Cluster, name: str) -> None:
-    """Raises ``ApiError`` if a live array has this name: commands could not tell it from a job."""
-    if requests.is_live_array(cluster, name):
-        raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
-
-
-def noted(cluster: Cluster, names: Collection[str]) -> None:
-    """Raises ``ApiError`` if a job of one of these names has ended and another job has yet to note that end: the new
-    job would replace its record."""
-    for job in cluster.jobs.values():
-        if job.name in names and job.phase in TERMINAL and is_awaited(cluster, job):
-            raise ApiError(
-                "stopping",
-                f"another job waits for the job named {job.name} (uid {job.uid}, {job.phase}), and has yet to note "
-                "its end",
-                "try again in a moment, or choose another name",
-            )
-
-
 class Batches:
-    """The handlers, for one agent's view; ``jobs`` checks and changes single jobs."""
+    """The handlers, for one agent's view; ``writer`` checks and changes single jobs."""
 
-    def __init__(self, view: AgentView, jobs: JobRoutes) -> None:
-        self._view, self._jobs = view, jobs
+    def __init__(self, view: AgentView, writer: JobWriter) -> None:
+        self._view, self._writer = view, writer
 
     def table(self) -> list[web.RouteDef]:
         """The routes of arrays."""
@@ -214,7 +192,7 @@ class Batches:
             for job, written in zip(jobs, as_written, strict=True):
                 await asyncio.sleep(0)
                 spec = written.model_copy(update={"after": job.ends_of})
-                job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
+                job.spec = await self._writer.admitted(who, spec, len(job.uids), beside)
                 beside.append((job.spec, len(job.uids)))
             return [job.spec for job in jobs]
 
@@ -230,7 +208,7 @@ class Batches:
                 one.did(base), new, who.uid, now, who.name, one.request, era=self._view.era, quota=quota, claims=claims
             )
 
-        done = await self._jobs.written(who, specs, admit, write)
+        done = await self._writer.written(who, specs, admit, write)
         return await self._submitted(jobs, done.partition(" ")[2], era)
 
     async def _tried(self, jobs: Sequence[_Job]) -> web.Response:
@@ -370,15 +348,15 @@ class Batches:
             await earlier(self._view.store, once(name, intent.__name__, [job.uid for job in members]))
             wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
             for job in wanted:
-                await self._jobs.may_change(who, job)
+                await self._writer.may_change(who, job)
             changed = []
             for job in wanted:
                 try:
-                    changed.append(await self._jobs.change(who, job.uid, job.name, None, intent))
+                    changed.append(await self._writer.change(who, job.uid, job.name, None, intent))
                 except (ApiError, StoreRefusedError) as refused:
                     if refused.code not in OVER:
                         raise
-            await self._jobs.seen()
+            await self._writer.seen()
             array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]
             kept = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: list, show, submit, and the changes that operators make.
+"""Jobs over HTTP: list, show, submit, and the changes that operators make (written by ``jobwriter.py``).
 
 A change reads the record, decides the new control, and writes it under the revision it read. Must never write what was
 decided on a record that has changed since.
@@ -7,13 +7,11 @@ decided on a record that has changed since.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -22,10 +20,10 @@ from pydantic import ValidationError
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.accounting import job_use
-from nodeagent.api.admission import admitted, may_grow, with_quotas
+from nodeagent.api.admission import may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
-from nodeagent.api.batches import Batches, no_live_array, noted, read
-from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.batches import Batches, read
+from nodeagent.api.errors import ApiError
 from nodeagent.api.jobdetail import (
     AuditTail,
     alone_json,
@@ -36,13 +34,14 @@ from nodeagent.api.jobdetail import (
     waits,
     way_out,
 )
+from nodeagent.api.jobwriter import JobWriter, anew, noted
 from nodeagent.api.limits import JobSizes, owner_json
-from nodeagent.api.once import Once, as_asked, earlier, once
+from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
-from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
+from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
+from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
@@ -51,8 +50,8 @@ from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.placing.topology import placed_text, placement_asked
 from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.queueing.room import never
-from nodeagent.spec.jobcheck import check_spec, mistakes, too_much
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.spec.jobcheck import mistakes, too_much
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import QuotaClaims
 
 PAGE = 100
@@ -69,10 +68,9 @@ class JobRoutes:
     def __init__(self, view: AgentView, throttle: Throttle, names: UserDatabase = DATABASE) -> None:
         self.view = view
         self._throttle, self.sizes, self._names = throttle, JobSizes(), names
-        self._counting = asyncio.Lock()
-        """Held by who submits to a queue with a quota for each user."""
         self._audit = AuditTail(view)
-        self._batches = Batches(view, self)
+        self._writer = JobWriter(view, names)
+        self._batches = Batches(view, self._writer)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -203,17 +201,17 @@ class JobRoutes:
             return await self._batches.submit(who, asked, read(asked, _read_spec))
         written = _read_spec(asked.get("spec"))
         if asked.get("dry_run") is True:
-            return self._tried(await self.admitted(who, written))
+            return self._tried(await self._writer.admitted(who, written))
         one, era = once(requests.request_id(asked), "submit", who.uid, as_asked(written)), self.view.era
         if (made := await earlier(self.view.store, one)) is not None:
             await self.view.refresh()  # else a job that is not in the view yet would be taken for one that is gone
             return await self._submitted(await self._first(made.subject), era)
-        spec = await self.admitted(who, written)
+        spec = await self._writer.admitted(who, written)
         noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
 
         async def admit() -> list[JobSpec]:
-            return [await self.admitted(who, written)]
+            return [await self._writer.admitted(who, written)]
 
         async def write(specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
             (spec,) = specs
@@ -224,7 +222,7 @@ class JobRoutes:
                 era=self.view.era, quota=limits.quota(who, self.view.config.limits), claims=claims, did=one.did(),
             )  # fmt: skip
 
-        return await self._submitted(await self.written(who, [spec], admit, write), era)
+        return await self._submitted(await self._writer.written(who, [spec], admit, write), era)
 
     def _tried(self, spec: JobSpec) -> web.Response:
         """The answer to a dry run."""
@@ -256,66 +254,6 @@ class JobRoutes:
         unmet = never(self.view.cluster(), job.spec)
         return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
 
-    async def written(
-        self,
-        who: auth.Caller,
-        specs: Sequence[JobSpec],
-        admit: Callable[[], Awaitable[Sequence[JobSpec]]],
-        write: Callable[[Sequence[JobSpec], QuotaClaims | None], Awaitable[Done]],
-    ) -> Done:
-        """Have jobs written that were admitted as ``specs``, and read them. Where a queue counts what each user has
-        they are admitted again, by a view that has all that was submitted to it before: one submit after the other,
-        here and, by the store's word, on all nodes. Raises ``ApiError`` and ``StoreError``."""
-
-        async def attempt() -> Done:
-            read = self.view.rev
-            found = await admit()
-            queues = with_quotas(self.view.cluster(), who, found)
-            return await write(found, QuotaClaims(queues=queues, read=read))
-
-        try:
-            if not with_quotas(self.view.cluster(), who, specs):
-                done = await write_again(self.view, partial(write, specs, None))
-                await self.seen()
-                return done
-            async with self._counting:
-                done = await write_again(self.view, attempt)
-                await self.seen()
-                return done
-        except StoreRefusedError as refused:
-            if refused.code == "full":
-                raise await limits.no_room(refused, self._names) from None
-            raise
-
-    async def admitted(
-        self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()
-    ) -> JobSpec:
-        """The job as the caller may submit it, with the submitter as this agent sees him, and its queue. ``count``,
-        ``beside``: of a batch (``admission.admitted``). Raises ``ApiError``."""
-        if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
-            spec = spec.model_copy(update={"user": who.name})
-        await self._may_submit(who, spec)
-        no_live_array(self.view.cluster(), spec.name)
-        seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
-        if not who.trusted:
-            spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})
-        if problems := check_spec(spec):
-            raise ApiError(
-                "spec", f"job {spec.name!r} cannot run", "correct it; nothing was submitted", problems=problems
-            )
-        return await admitted(self.view.cluster(), who, spec, self._names, count, beside)
-
-    async def _may_submit(self, who: auth.Caller, spec: JobSpec) -> None:
-        """Raises ``ApiError``."""
-        config, node = self.view.config, self.view.node
-        limits.within_policy(who, spec, config.limits, node)
-
-        def look() -> None:
-            auth.may_submit(who, spec.user, config.jobs)
-            limits.may_submit_at_all(who, config.limits, node)
-
-        await self._names.ask((who, spec.user, config.jobs, config.limits), look, f"user {spec.user}")
-
     def _scale(self, verb: intents.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
 
@@ -332,19 +270,19 @@ class JobRoutes:
         found = await find_any_job(self.view, ref)
         uid = found.uid
         if uid not in self.view.cluster().jobs:
-            await self.may_change(who, found)
+            await self._writer.may_change(who, found)
             intents.scale(asked, found, self.view.cluster().served)  # says that it has ended
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
-            job, era = self._known(uid, ref), self.view.era
-            await self.may_change(who, job)
-            base = self._foundation(job)  # before anything else is read: the verdict is of this very record
+            job, era = self._writer.known(uid, ref), self.view.era
+            await self._writer.may_change(who, job)
+            base = self._writer.foundation(job)  # before anything else is read: the verdict is of this very record
             one = asked.of(job)
             if (made := await earlier(self.view.store, one)) is not None:
                 kept = await saved(self.view, job.rev, era)
                 return web.json_response(await self._json(job) | kept | intents.repeated(asked, made.did))
-            change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
-            new, claims = None if change is None else self._signed(base, change, who), None
+            change = intents.scale(asked, base, self.view.cluster().served) or anew(job, base)
+            new, claims = None if change is None else self._writer.signed(base, change, who), None
             if new is not None and base.spec.several and new.target > base.control.target:
                 sized = base.spec.of_sizes(new.sizes)
                 limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
@@ -362,7 +300,7 @@ class JobRoutes:
                     raise
                 continue
             if after.control == (new or job.control):
-                await self.seen()
+                await self._writer.seen()
                 more = done.reply(changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
@@ -387,42 +325,20 @@ class JobRoutes:
         ref = request.match_info["job"]
         found = await find_any_job(self.view, ref)
         uid = found.uid
-        await self.may_change(who, found)
+        await self._writer.may_change(who, found)
         one, era = once(name, intent.__name__, uid), self.view.era
         if await earlier(self.view.store, one) is not None:
-            await self.seen()
+            await self._writer.seen()
             after = await find_any_job(self.view, uid)
             kept = await saved(self.view, after.rev, era)
             return web.json_response(await self._json(after) | kept | {"changed": False, "repeated": True})
         if uid not in self.view.cluster().jobs:
             return await self._change_past(who, found, intent)
-        after, changed = await self.change(who, uid, ref, one, intent)
+        after, changed = await self._writer.change(who, uid, ref, one, intent)
         if changed:
-            await self.seen()
+            await self._writer.seen()
         kept = await saved(self.view, after.rev, era)
         return web.json_response(await self._json(after) | kept | {"changed": changed})
-
-    async def change(
-        self, who: auth.Caller, uid: str, ref: str, one: Once | None, intent: intents.Intent
-    ) -> tuple[JobRecord, bool]:
-        """One change of a job of the view, for who may make it, and whether it was one. Without ``one`` it is not
-        remembered. Raises ``ApiError`` and ``StoreError``."""
-        request, did = ("", "") if one is None else (one.request, one.did())
-
-        async def attempt() -> tuple[JobRecord, bool]:
-            job = self._known(uid, ref)
-            await self.may_change(who, job)
-            base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
-            change = intent(base) or _anew(job, base)
-            if change is None:
-                if one is not None and job.phase not in TERMINAL:  # whatever others do: it is done already
-                    await self.view.store.control(uid, job.control.rev, None, request, "", "", did)
-                return job, False
-            control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
-            event = change.event
-            return await self.view.store.control(uid, job.control.rev, control, request, event, text, did), True
-
-        return await write_again(self.view, attempt)
 
     async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""
@@ -430,37 +346,6 @@ class JobRoutes:
             intent(job)  # says that it has ended
         await self.view.store.remove(job.uid, who.name)
         return web.json_response(await self._json(job) | {"changed": True})
-
-    async def may_change(self, who: auth.Caller, job: JobRecord) -> None:
-        """Raises ``ApiError``."""
-        if who.uid != job.owner:
-            await self._names.learn([job.owner])
-        auth.may_change_job(who, job, self._names.shown)
-
-    def _foundation(self, job: JobRecord, *, ends: bool = False) -> JobRecord:
-        return intents.foundation(job, self.view.cluster().refused.get(job.uid), ends=ends)
-
-    def _signed(self, base: JobRecord, change: intents.Change, who: auth.Caller) -> Control:
-        """The job's next control."""
-        more = {"by": who.name, "rev": base.control.rev + 1}
-        return self.view.seal.control(base.uid, Control(**(base.control.model_dump() | change.change | more)))
-
-    def _known(self, uid: str, ref: str) -> JobRecord:
-        """The job as it is by now."""
-        jobs = self.view.cluster().jobs
-        if uid not in jobs:
-            raise unknown("job", ref, (j.name for j in jobs.values()))
-        return jobs[uid]
-
-    async def seen(self) -> None:
-        """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""
-        with contextlib.suppress(StoreUnavailableError):
-            await self.view.refresh()
-
-
-def _anew(job: JobRecord, base: JobRecord) -> intents.Change | None:
-    """Where nobody signed what is wanted of a job, saying it again changes that."""
-    return None if base is job else intents.Change({}, "JobResumed", "say anew what is wanted")
 
 
 def _read_spec(value: object) -> JobSpec:

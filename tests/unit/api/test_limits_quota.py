@@ -19,6 +19,7 @@ from nodeagent.api.batches import Batches
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
+from nodeagent.api.jobwriter import JobWriter
 from nodeagent.api.limits import JobSizes, limits_json, owned, owner_json, spec_bytes
 from nodeagent.api.requests import WRITE_TRIES
 from nodeagent.api.throttle import Throttle
@@ -129,7 +130,7 @@ async def test_who_has_most_is_named_where_there_is_no_room(tmp_path: Path) -> N
         raise refused
 
     with pytest.raises(ApiError, match="Most have alice"):
-        await JobRoutes(view, Throttle(lambda: view.config.limits), names).written(RACER, [spec()], admit, full)
+        await JobWriter(view, names).written(RACER, [spec()], admit, full)
 
 
 async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ class Racing:
 
     def __init__(self, view: FakeView, others: int) -> None:
         self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice")
-        self.routes, self.claimed = JobRoutes(view, Throttle(lambda: view.config.limits), self._names), 0
+        self.writer, self.claimed = JobWriter(view, self._names), 0
 
     async def admit(self) -> list[JobSpec]:
         return [await admitted(self.view.cluster(), RACER, in_team("mine"), self._names)]
@@ -167,7 +168,7 @@ class Racing:
         return await self.view.store.submit("u", specs[0], ALICE, 1.0, "alice", "r", claims=claims)
 
     async def submit(self) -> JobRecord:
-        return await self.routes.written(RACER, await self.admit(), self.admit, self.write)
+        return await self.writer.written(RACER, await self.admit(), self.admit, self.write)
 
 
 RACER = Caller(uid=ALICE, gid=ALICE, name="alice", operator=False, trusted=False)
@@ -213,7 +214,7 @@ async def test_two_submits_at_once_to_two_queues_are_judged_by_the_quota_above_b
     specs = await one.admit()
     await view.store.submit("u0", other, ALICE, 1.0, "alice", "r0", claims=claims)
     with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'all', which allows a user 1"):
-        await one.routes.written(RACER, specs, one.admit, one.write)
+        await one.writer.written(RACER, specs, one.admit, one.write)
     assert one.claimed == 1, "the store refused it"
     assert [job.name for job in view.cluster().jobs.values()] == ["other"]
 
@@ -276,7 +277,7 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
         limits.within_quota(owner, quota, [(large, 70)])
     view, signed = FakeView(tmp_path), 0
     await view.join()
-    batches = Batches(view, JobRoutes(view, Throttle(lambda: view.config.limits)))
+    batches = Batches(view, JobWriter(view))
 
     async def sign(*_what: object) -> list[object]:
         nonlocal signed
@@ -295,7 +296,7 @@ async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: 
     owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
     view = FakeView(tmp_path)
     await view.join()
-    batches = Batches(view, JobRoutes(view, Throttle(lambda: view.config.limits)))
+    batches = Batches(view, JobWriter(view))
 
     def jobs(count: int, size: int) -> list[Submission]:
         one = spec().model_copy(update={"user": "ann"})
