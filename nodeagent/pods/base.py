@@ -213,7 +213,7 @@ class PodHost(Protocol):
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
         overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace. ``broken``: a
         rank is missing that was to leave with the others, so those that wait for it are killed. ``sooner``: roles whose
-        workers are killed after fewer seconds. Workers that come after others get their SIGTERM first (``shim/turns``);
+        workers are killed after fewer seconds. Workers that come after others get their SIGTERM first (``shim/grace``);
         ``later``: roles that wait for workers on other nodes, too, until another stop does not name them."""
         ...
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodeagent.osutil.linux import boottime
+from nodeagent.shim.grace import Grace
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import MAX_FDS, VERSION, Peer
-
-if TYPE_CHECKING:
-    from nodeagent.shim.gang import LocalGang, Worker
+from nodeagent.shim.worker import Worker
 
 OPS = "worker."
 """How the names of a worker's messages begin."""
@@ -73,11 +72,26 @@ Handler = Callable[[Call], None]
 be, OSError for what failed."""
 
 
-class WorkerLink:
-    """The names that workers may use. ``gang`` is asked for the present generation."""
+class Speakers(Protocol):
+    """The workers of the present generation, as far as they may speak."""
 
-    def __init__(self, gang: Callable[[], LocalGang | None]) -> None:
-        self._gang = gang
+    @property
+    def token(self) -> dict[str, Any]:
+        """The generation."""
+
+    @property
+    def forking(self) -> bool:
+        """Some of them may run already, with pids that are not known yet."""
+
+    def speaker(self, pid: int) -> Worker | None:
+        """The living worker whose session this process is in. Raises OSError if that is not to be seen."""
+
+
+class WorkerLink:
+    """The names that workers may use. ``present`` is asked for the present generation."""
+
+    def __init__(self, present: Callable[[], Speakers | None]) -> None:
+        self._present = present
         self._handlers: dict[str, Handler] = {}
         self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
 
@@ -109,20 +123,20 @@ class WorkerLink:
                 os.close(fd)
 
     def _dispatch(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
-        gang = self._gang()
+        present = self._present()
         try:
-            worker = None if gang is None else gang.speaker(peer.pid)
+            worker = None if present is None else present.speaker(peer.pid)
         except OSError as error:
             _refuse(peer, message, f"who asks was not to be seen: {error.strerror}")
             return
-        if gang is None or worker is None:
-            if gang is not None and gang.forking and len(self._early) < EARLY_MAX:
+        if present is None or worker is None:
+            if present is not None and present.forking and len(self._early) < EARLY_MAX:
                 self._early.append((peer, message, fds[:], count))
                 fds.clear()
                 return
             _refuse(peer, message, "only workers of the present generation are accepted here")
             return
-        call = Call(worker, gang.token, message, fds, peer)
+        call = Call(worker, present.token, message, fds, peer)
         handler = self._handlers.get(message["op"])
         if handler is None:
             call.refuse(f"this shim does not know {message['op']}: the job's nodeagent is newer than the node's")
@@ -231,14 +245,14 @@ class FirstSteps:
     """When the workers of a generation did their first step, as far as they say (``nodeagent.train.progress``).
 
     A worker says ``worker.stepped`` once. Must never wake the agent during the first steps: what it learns is for its
-    account of the recovery. ``gang`` is asked for the present generation, ``changed`` is called when ``stepped`` may be
-    shown.
+    account of the recovery. ``workers`` are those of the present generation, ``changed`` is called when ``stepped`` may
+    be shown.
     """
 
     def __init__(
-        self, link: WorkerLink, loop: Loop, gang: Callable[[], LocalGang | None], changed: Callable[[], None]
+        self, link: WorkerLink, loop: Loop, workers: Callable[[], Sequence[Worker]], changed: Callable[[], None]
     ) -> None:
-        self._loop, self._gang, self._changed = loop, gang, changed
+        self._loop, self._workers, self._changed = loop, workers, changed
         link.add("stepped", self._stepped)
 
     def _stepped(self, call: Call) -> None:
@@ -250,13 +264,12 @@ class FirstSteps:
     @property
     def at(self) -> float | None:
         """When (CLOCK_BOOTTIME) the last worker of the present generation did its first step; None: not all have."""
-        gang = self._gang()
-        reported = [w.stepped for w in gang.workers] if gang is not None else []
+        reported = [w.stepped for w in self._workers()]
         return max((at for at in reported if at is not None), default=None) if None not in reported else None
 
 
 class LeavingWorkers:
-    """Workers that leave by themselves at a planned stop. ``gang`` is asked for the present generation.
+    """Workers that leave by themselves at a planned stop. ``grace`` is that of the present generation.
 
     A worker asks ``leave.wait`` once and is answered when it is to leave, with the seconds that it has; it gets no
     SIGTERM then, nor do its children, which it may still need. ``leave.saving`` tells that the last step is done,
@@ -267,15 +280,15 @@ class LeavingWorkers:
     did not ask, so they have all of their grace. Must never lengthen the grace.
     """
 
-    def __init__(self, link: WorkerLink, gang: Callable[[], LocalGang | None]) -> None:
-        self._gang = gang
+    def __init__(self, link: WorkerLink, grace: Callable[[], Grace | None]) -> None:
+        self._grace = grace
         link.add("leave.wait", self._wait)
         link.add("leave.saving", self._saving)
         link.add("leave.done", self._done)
 
     def _wait(self, call: Call) -> None:
-        gang = self._gang()
-        left = gang.grace_left(call.worker) if gang is not None else None
+        grace = self._grace()
+        left = grace.left(call.worker) if grace is not None else None
         if left is not None:
             call.answer(grace=left)
         else:
@@ -294,6 +307,6 @@ class LeavingWorkers:
         call.worker.farewell.left_at = step
         call.worker.farewell.saved_in = None if seconds is None else round(seconds, 3)
         call.answer()
-        gang = self._gang()
-        if gang is not None and gang.broken:
-            gang.abandon()
+        grace = self._grace()
+        if grace is not None and grace.broken:
+            grace.abandon()

@@ -25,12 +25,13 @@ from nodeagent.lease.grants import GrantAnswer, answer_file
 from nodeagent.osutil.linux import become_subreaper, boottime, write_atomic
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.shim.fence import ProcessGuard
-from nodeagent.shim.gang import LocalGang, Parts, note
+from nodeagent.shim.gang import LocalGang
+from nodeagent.shim.grace import Grace
 from nodeagent.shim.hang.watch import HangWatch
 from nodeagent.shim.hook import Supervision
 from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
 from nodeagent.shim.loop import Delay, Loop
-from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
+from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to, note
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files, users_below
@@ -38,6 +39,7 @@ from nodeagent.shim.promise import PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, taken
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
+from nodeagent.shim.worker import Parts
 
 TICK = 0.25
 """Seconds between two looks at the pod's grant. The fence reads what was added when it is needed, but nobody says when
@@ -79,8 +81,10 @@ class Shim:
         self.link = WorkerLink(lambda: self.gang)
         self.commits = PendingCommits(self.link, self.changed)
         self.snapshots = KeptSnapshots(self.link, self.changed, available_memory)
-        self.leaving = LeavingWorkers(self.link, lambda: self.gang)
-        self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
+        self.leaving = LeavingWorkers(self.link, self._grace)
+        self.first_steps = FirstSteps(
+            self.link, self.loop, lambda: self.gang.workers if self.gang is not None else (), self.changed
+        )
         self.promised = PromisedToken(self.loop, self.state / "highest.json")
         self.started: Token | None = read_started(self.state / "started.json", self.promised.token)
         self.retiring = False
@@ -272,13 +276,13 @@ class Shim:
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
-            self.link.launched, self._file, self._write_out, self._unready,
+            self.link.launched, self._file, self._unready,
             partial(taken, local, self._ports_given(token), os.getuid(), lambda: users_below(os.getpid())), self._anew,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()
         self.readiness = None
-        self.gang = gang = LocalGang(parts, token, environments, command["ranks"], command["places"])
+        self.gang = gang = LocalGang(parts, self._write_out, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
@@ -329,7 +333,7 @@ class Shim:
 
     def _do_start_role(self, command: Command) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
-            self.gang.rounds.start(command["role"], command["number"], command["wait"])
+            self.gang.restarts.rounds.start(command["role"], command["number"], command["wait"])
             self.changed()
 
     def _do_stop(self, command: Command) -> None:
@@ -354,6 +358,9 @@ class Shim:
             self.hang = HangWatch(self.loop, self.children, rule, self.folder, self.logs, self.changed)
             self.hang.watch(gang)
             self.changed()
+
+    def _grace(self) -> Grace | None:
+        return self.gang.grace if self.gang is not None else None
 
     def _write_out(self, changed: Callable[[], None]) -> WriteOut:
         log = self._file(self.logs / "pod.log")
@@ -436,7 +443,7 @@ class Shim:
             "lost": None if gang else self.started,
             "workers": gang.states() if gang else [],
             "exits": gang.exits() if gang else [],
-            "restarted": gang.restarted if gang else [],
+            "restarted": gang.restarts.reported if gang else [],
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "taken": gang.taken if gang else "",
@@ -445,8 +452,8 @@ class Shim:
             "portless": self.holder.search.lack or self.place_ports.search.lack,
             "waiting": gang.waiting if gang else [],
             "ready": list(self.readiness.ready) if self.readiness is not None else [],
-            "rounds": dict(gang.rounds.reached) if gang else {},
-            "down": sorted(gang.rounds.down) if gang else [],
+            "rounds": dict(gang.restarts.rounds.reached) if gang else {},
+            "down": sorted(gang.restarts.rounds.down) if gang else [],
             "commit": self.commits.request(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",

@@ -293,6 +293,12 @@ def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:06d}Z"
 
 
+def note(log: RotatingFile, text: str) -> None:
+    """One line of the shim's own in the pod's log."""
+    log.write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
+    log.close()
+
+
 def _boundary(data: bytes) -> int:
     """Where to cut a long line: not inside a UTF-8 character."""
     cut = PIECE

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodeagent.osutil.tcp import listening
-from nodeagent.shim.gang import LocalGang, Parts, Worker, note
+from nodeagent.shim.gang import LocalGang
 from nodeagent.shim.hook import Hook, Program
+from nodeagent.shim.output import note
 from nodeagent.shim.processes import own_limits
+from nodeagent.shim.worker import Parts, Worker
 
 EACH = 0.25
 """Seconds between two looks at a port."""

@@ -18,16 +18,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
 from nodeagent.shim.output import RotatingFile
 from nodeagent.shim.peers import VERSION, Command, Peer
-from nodeagent.shim.restarts import role_of
-
-if TYPE_CHECKING:
-    from nodeagent.shim.gang import Worker
+from nodeagent.shim.worker import Worker
 
 BUFFERS = 2
 """Memories of each worker: one whole, one being written."""
@@ -82,7 +79,7 @@ class KeptSnapshots:
 
     def _drop_of_others(self, call: Call) -> None:
         """A worker of another role had this number in an earlier generation: what it left is not this one's."""
-        slot, role = call.local_rank, role_of(call.worker.place)
+        slot, role = call.local_rank, call.worker.role
         if self._roles.setdefault(slot, role) != role:
             self._roles[slot] = role
             for place in [place for place in self._kept if place[0] == slot and place[1] != call.message["index"]]:
@@ -93,7 +90,7 @@ class KeptSnapshots:
         return [(slot, index, fd) for (slot, index), fd in sorted(self._kept.items())]
 
     def _get(self, call: Call) -> None:
-        role = role_of(call.worker.place)
+        role = call.worker.role
         own = {place: fd for place, fd in sorted(self._kept.items()) if self._roles[place[0]] == role}
         if "slot" not in call.message:
             call.answer(slots=sorted({slot for slot, _ in own}), own=call.local_rank)

@@ -85,8 +85,8 @@ def token(number: int) -> Token:
 def shim_with(folder: Path, change: str) -> str:
     """An "interpreter" whose shims begin with this change."""
     (folder / "changed.py").write_text(
-        "import sys, time\nsys.argv = ['shim', *sys.argv[4:]]\nfrom nodeagent.shim import fence, gang, "
-        "main, output, prepare, snapshots\nfrom nodeagent.shim.forkserver import client\n"
+        "import sys, time\nsys.argv = ['shim', *sys.argv[4:]]\nfrom nodeagent.shim import exits, fence, gang, "
+        "grace, main, output, prepare, snapshots\nfrom nodeagent.shim.forkserver import client\n"
         f"{change}\nmain.main()\n"
     )
     program = folder / "python"

@@ -20,10 +20,11 @@ import pytest
 
 from nodeagent.pods.base import CommitRequest
 from nodeagent.shim import peers
-from nodeagent.shim.gang import LocalGang, Worker
+from nodeagent.shim.gang import LocalGang
 from nodeagent.shim.link import OPS, Call, WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
+from nodeagent.shim.worker import Worker
 from nodeagent.train import link as train_link
 from nodeagent.train.link import Link, LinkError
 from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
@@ -60,8 +61,9 @@ class Desk:
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
         self.gang = gang = LocalGang.__new__(LocalGang)
-        gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
+        gang.token, gang.workers = {"number": 7, "id": "x"}, [self.worker]
         gang.parts = cast("Any", SimpleNamespace(containers=None))
+        gang._launcher = cast("Any", SimpleNamespace(forking=False))
         self.link = WorkerLink(lambda: gang)
         self.loop = Loop()
         self._listener = socket.socket(socket.AF_UNIX)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.pods.folder import state_folder
-from nodeagent.shim.gang import LOST
+from nodeagent.shim.exits import LOST
 from tests.integration.shim_support import UID, make_spec, open_bench, shim_with, token
 
 
@@ -99,4 +99,4 @@ async def test_a_worker_of_which_its_fork_server_says_nonsense_has_ended(tmp_pat
 
 
 async def test_a_worker_that_nobody_reaps_for_a_module_of_the_job_has_ended(tmp_path: Path) -> None:
-    assert await lost(tmp_path, "gang.REAP_BOUND = 1.0", ("quiet",)) == [(signal.SIGKILL, LOST)]
+    assert await lost(tmp_path, "exits.REAP_BOUND = 1.0", ("quiet",)) == [(signal.SIGKILL, LOST)]

@@ -17,7 +17,7 @@ import pytest
 from nodeagent.model.jobspec import Hang, Hooks
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import StartOrder
-from nodeagent.shim.gang import LOST
+from nodeagent.shim.exits import LOST
 from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 from tests.integration.test_shim_oddities import ANSWER_LOST
 from tests.integration.test_shim_roles import spec as roles_spec
@@ -167,7 +167,7 @@ threading.Event().wait()
 
 async def test_a_worker_that_could_not_be_looked_at_is_asked_to_stop_until_it_can(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(SAVES)
-    async with open_bench(tmp_path, starved(tmp_path, "failing(gang, 'saves_itself', [1, 2])")) as bench:
+    async with open_bench(tmp_path, starved(tmp_path, "failing(grace, 'saves_itself', [1, 2])")) as bench:
         await bench.ready(make_spec((sys.executable, "t.py"), tmp_path))
         await bench.running()
         await bench.printed("up")
@@ -178,7 +178,7 @@ async def test_a_worker_that_could_not_be_looked_at_is_asked_to_stop_until_it_ca
 
 
 async def test_a_worker_whose_status_is_lost_is_looked_for_until_it_can_be(tmp_path: Path) -> None:
-    change = f"{ANSWER_LOST.format(forged=0)}\nfailing(gang, 'is_reaped_elsewhere', [1, 2])"
+    change = f"{ANSWER_LOST.format(forged=0)}\nfailing(exits, 'is_reaped_elsewhere', [1, 2])"
     (tmp_path / "t.py").write_text("print('up', flush=True)")
     async with open_bench(tmp_path, starved(tmp_path, change)) as bench:
         await bench.ready(make_spec((sys.executable, "t.py"), tmp_path))

@@ -239,7 +239,7 @@ async def test_a_worker_that_saves_keeps_its_helpers(tmp_path: Path, fork_server
 
 
 async def test_helpers_have_the_signal_before_the_end_of_the_grace(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, shim_with(tmp_path, "gang.LATE = 0.2")) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, "grace.LATE = 0.2")) as bench:
         await bench.ready(make_spec((*script(tmp_path, HELPED), "go on"), tmp_path))
         await bench.running()
         await bench.output_line("up")

@@ -40,7 +40,7 @@ while True:
     time.sleep(600)
 """
 ALL_GO = GivenUp(stays=False, world=0)
-SOON = "gang.EARLY = 0.01\nsnapshots.LAST_CALL = 0.9\nsnapshots.LAST_CALL_MAX = 600"
+SOON = "grace.EARLY = 0.01\nsnapshots.LAST_CALL = 0.9\nsnapshots.LAST_CALL_MAX = 600"
 """Most of the grace is left to what follows the commit's release."""
 
 

@@ -12,8 +12,8 @@ from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
 from nodeagent.model.world import Starved, Token, WorkerExit
 from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, Rendezvous, StartOrder
+from nodeagent.shim.grace import HALF, Turns
 from nodeagent.shim.rendezvous import LOOK_AGAIN
-from nodeagent.shim.turns import HALF, Turns
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -791,7 +791,7 @@ class SimMachine:
         self._ask(pod, grace)
 
     def _ask(self, pod: SimPod, grace: float) -> None:
-        """Workers of roles whose turn has come end by and by; then it may be that of others (``shim/gang.py``)."""
+        """Workers of roles whose turn has come end by and by; then it may be that of others (``shim/grace.py``)."""
         roles, token, turns = {pod.role_of(local) for local in pod.alive}, pod.generation, pod.turns
 
         def left(role: str) -> None:

@@ -1,7 +1,7 @@
 """In which order the roles of a gang stop: the reverse of that in which they start.
 
 A trainer may need its parameter servers to save, and MindSpore's workers their scheduler to leave. A shim keeps the
-order among its own workers (``shim/turns.py``); this module keeps it between nodes. Each holder of a generation tells
+order among its own workers (``shim/grace.py``); this module keeps it between nodes. Each holder of a generation tells
 the store which roles have ended there, where others wait for that.
 """
 

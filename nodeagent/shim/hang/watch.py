@@ -21,7 +21,6 @@ from nodeagent.shim.hang.track import FIRST_LIMIT, Page, Track, look
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import stamp
 from nodeagent.shim.processes import ShimChildren, reap, start_program
-from nodeagent.shim.restarts import is_reaped
 
 STACKS_BOUND = 20.0
 """Seconds for the stacks of all workers of the pod; what came by then is used."""
@@ -169,10 +168,10 @@ class HangWatch:
         for w in gang.workers:
             page = self._pages.get(w.rank)
             seen = None
-            if w.pid and not w.ended:
+            if w.lives:
                 progress = page.read(now) if page is not None else None
                 try:
-                    seen = look(gang.process(w), now, progress, sum(c.taken for c in w.captures))
+                    seen = look(gang.parts.process(w), now, progress, sum(c.taken for c in w.captures))
                 except OSError:  # no descriptor to look with: as it was seen last
                     continue
             if seen is None:
@@ -201,7 +200,7 @@ class HangWatch:
     def _judge(self) -> None:
         """Report, when what is to be reported has changed in kind: with stacks, taken anew where the last are old. Not
         while it is about to be known how a worker ended: who is not reported counts as one that ended well."""
-        if self._gang is not None and any(w.ended and not is_reaped(w) for w in self._gang.workers):
+        if self._gang is not None and any(w.ended and not w.reaped for w in self._gang.workers):
             return
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
@@ -271,7 +270,7 @@ class HangWatch:
         return self._folder / f"g{gang.token['number']}-rank{rank}.txt"
 
     def _take_stacks(self, gang: LocalGang, ranks: list[Facts], native: bool) -> None:
-        pids = {w.rank: gang.process(w) for w in gang.workers if w.pid and not w.ended}
+        pids = {w.rank: gang.parts.process(w) for w in gang.workers if w.lives}
         targets = []
         for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
             rank = facts["rank"]

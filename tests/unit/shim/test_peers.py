@@ -9,9 +9,10 @@ import pytest
 
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.pod import ShimReport
-from nodeagent.shim.gang import LATER_CHARS, RESTARTED_KEPT
+from nodeagent.shim.exits import LATER_CHARS
 from nodeagent.shim.peers import LINE_MAX, status_line
 from nodeagent.shim.record import WHOLE_ERRORS
+from nodeagent.shim.restarts import RESTARTED_KEPT
 from nodeagent.spec.jobvalues import MAX_WORKERS
 
 

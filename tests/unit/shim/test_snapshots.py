@@ -23,7 +23,7 @@ class Machine:
     def put(self, size: int, fds: list[int], slot: int = 0) -> str:
         """The refusal, or ""."""
         answers: list[dict[str, Any]] = []
-        worker = self.workers.setdefault(slot, SimpleNamespace(place="", ended=False))
+        worker = self.workers.setdefault(slot, SimpleNamespace(role="", ended=False))
         call = SimpleNamespace(
             worker=worker, local_rank=slot, message={"index": 0, "bytes": size}, fds=fds,
             answer=lambda **_: answers.append({}), refuse=lambda text: answers.append({"error": text}),

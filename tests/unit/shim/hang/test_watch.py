@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from nodeagent.osutil.linux import boottime
-from nodeagent.shim.gang import LocalGang, Worker
+from nodeagent.shim.gang import LocalGang
 from nodeagent.shim.hang.track import Track
 from nodeagent.shim.hang.watch import HangWatch, suspicious
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren
+from nodeagent.shim.worker import Worker
 
 
 class Between:

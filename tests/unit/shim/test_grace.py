@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.shim.turns import Turns
+from nodeagent.shim.grace import Turns
 
 CHAIN: dict[str, dict[str, Any]] = {
     "server": {"after": ()},
