@@ -22,8 +22,8 @@ import structlog
 from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Key
 from nodeagent.api.errors import ApiError
-from nodeagent.api.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.osutil.clock import Allowance
+from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.osutil.tcp import whose
 from nodeagent.osutil.untrusted import peer
 

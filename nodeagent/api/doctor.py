@@ -19,7 +19,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
 from nodeagent.api.limits import JobSizes, filled, limits_json, owned, room_of_users, unlimited
-from nodeagent.api.listening import why_not
+from nodeagent.api.loopback import why_not
 from nodeagent.api.published import cuts_of
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import Filled, Quota

@@ -23,9 +23,8 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
-from nodeagent.api.listening import RETRY, keep_trying
 from nodeagent.api.remote import Doorkeeper, TokenBook
-from nodeagent.api.server import create_app, create_runner
+from nodeagent.api.server import RETRY, create_app, create_runner, keep_trying
 from nodeagent.api.throttle import Throttle
 from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import serves

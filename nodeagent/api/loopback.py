@@ -9,6 +9,7 @@ this machine's: a foreign web page could point a name of its own at 127.0.0.1, a
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -20,8 +21,10 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.agent.gauges import CONTENT_TYPE, MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
-from nodeagent.osutil.tcp import ESTABLISHED, TABLES, sockets, written
+from nodeagent.osutil.tcp import ESTABLISHED, TABLES, holders, sockets, written
 
+ADDRESS = "127.0.0.1"
+OTHER_PORT = "have that program ended, or choose another ports.api (0: any free one)"
 PATHS = ("/healthz", "/readyz", "/metrics")
 """Paths for every caller: probes and Prometheus do not identify themselves. The metrics name jobs, so they are answered
 under loopback's own names only (``UNNAMED``)."""
@@ -141,7 +144,7 @@ def _content(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+NAMES = frozenset({ADDRESS, "localhost", "[::1]"})
 UNNAMED = frozenset({"/healthz", "/readyz"})
 """Paths that answer to any host name: a load balancer uses one of its own, and these answers name no user."""
 
@@ -201,3 +204,19 @@ def end_owner(client: End, mine: End) -> int | None:
             if (one.own, one.other) == ends and one.state == ESTABLISHED:
                 return one.uid
     return None
+
+
+def why_not(port: int, error: OSError | None = None) -> str:
+    """Why nothing can listen on this port of loopback, and who has it. Reads tables of the kernel."""
+    what = f"cannot listen on {ADDRESS}:{port}"
+    if error is not None:
+        what += f": {error.strerror or error}"
+        if error.errno != errno.EADDRINUSE:
+            return what
+    try:
+        uids = sorted(holders(ADDRESS, port))
+    except OSError as unseen:
+        return f"{what}; who has the port cannot be seen ({unseen})"
+    if not uids:
+        return f"{what}; the kernel does not list who has the port"
+    return f"{what}; the port belongs to uid {', '.join(map(str, uids))}"

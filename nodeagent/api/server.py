@@ -1,5 +1,8 @@
 """The API's listening sockets, and the routes of each: everything on the unix socket and over https; only health,
 metrics and the status page on loopback HTTP.
+
+Where it cannot listen on a TCP port, it says so and tries again: any account can have a port in the moment of a
+restart, so that may end no agent.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,9 +32,8 @@ from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.jobs import JobRoutes
-from nodeagent.api.listening import LOOPBACK, OTHER_PORT, RETRY, keep_trying, why_not
 from nodeagent.api.logs import LogRoutes
-from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
+from nodeagent.api.loopback import ADDRESS, OTHER_PORT, PATHS, HealthRoutes, guest_middleware, why_not
 from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
@@ -42,6 +44,7 @@ from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.throttle import Throttle, throttle_middleware
 from nodeagent.api.windows import WindowRoutes
 from nodeagent.osutil.linux import refuse_descriptors
+from nodeagent.trust.certificate import CertificateError
 
 
 def _of_ours(record: logging.LogRecord) -> bool:
@@ -126,6 +129,26 @@ def create_runner(app: web.Application, **more: Any) -> web.AppRunner:
     )  # fmt: skip
 
 
+RETRY = 10.0
+"""Seconds until it is tried again to serve where that was not possible."""
+
+
+async def keep_trying(
+    serve: Callable[[], Awaitable[None]], complain: Callable[[str], None], retry: float = RETRY
+) -> None:
+    """Calls it until it returns, again after each ``OSError`` and ``CertificateError``. ``complain`` gets each new
+    reason."""
+    last = ""
+    while True:
+        try:
+            return await serve()
+        except (OSError, CertificateError) as error:
+            if str(error) != last:
+                last = str(error)
+                complain(last)
+        await asyncio.sleep(retry)
+
+
 class ListenError(Exception):
     """The unix socket cannot be used. ``str()`` says which, why, and what to do."""
 
@@ -208,7 +231,7 @@ class ApiServer:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((LOOPBACK, port))
+            sock.bind((ADDRESS, port))
             sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
@@ -220,7 +243,7 @@ class ApiServer:
             raise
         guests = self._listening[runner] = LoopbackGuests(self._view, server)
         guests.serve(sock)
-        self.http_url = f"http://{LOOPBACK}:{sock.getsockname()[1]}"
+        self.http_url = f"http://{ADDRESS}:{sock.getsockname()[1]}"
         self._notify(self.http_url)
 
     def _complain(self, why: str) -> None:

@@ -24,8 +24,8 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import CALLER, Key
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
-from nodeagent.api.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.osutil.clock import Allowance
+from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.spec.sections import LimitsConfig
 
 USERS = 4096

@@ -21,9 +21,9 @@ import pytest
 from click.testing import CliRunner
 
 from nodeagent.api.auth import name_of
-from nodeagent.api.subuids import SUBORDINATES
 from nodeagent.ctl.main import cli
 from nodeagent.osutil.linux import can_refuse_descriptors
+from nodeagent.osutil.subuids import SUBORDINATES
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 from nodeagent.store import client
 from tests.unit.api.fakes import LiveAgent, live_agent, spec

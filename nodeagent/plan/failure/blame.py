@@ -1,5 +1,9 @@
 """Blame: which worker failed first, and which only died of it. Compares no clocks of different nodes.
 
+The kernel that wants memory kills the largest process, whoever filled it. Where a limit of the pod itself was reached,
+it was the pod. Else the memory is shared with other pods and with whatever else runs there: then it was the pod only if
+it held more than its share. Nothing here knows who else it was.
+
 Beside it what agents publish of members that cannot reach each other (``agent/reach.py``), in words: of a network that
 is cut every worker may die, and none is to blame.
 """
@@ -13,9 +17,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.world import BRIEF, Generation, PodReport, WorkerExit
+from nodeagent.model.world import BRIEF, Generation, PodReport, Starved, WorkerExit
 from nodeagent.plan.cluster import natural
 
 REFORM_CODES = frozenset({101, 102})
@@ -214,6 +218,26 @@ def may_be_cause(reports: Mapping[str, PodReport], who: Blame) -> list[tuple[str
 
 def _failures(report: PodReport) -> Iterable[WorkerExit]:
     return (e for e in report.exits if is_failure(e))
+
+
+MOST_MEMORY = 0.75
+"""Of the memory: the largest share, of a pod that has the whole node. The rest is the kernel's, and the system's."""
+
+
+def memory_share(facts: NodeFacts, devices: Collection[str]) -> float:
+    """The part of the node's memory that goes with these devices: their part of its GPUs, or of its CPU slots."""
+    gpus = {gpu.uuid for gpu in facts.gpus}.intersection(devices)
+    of_gpus = len(gpus) / len(facts.gpus) if gpus else 0.0
+    slots = len(devices) - len(gpus)
+    return min(MOST_MEMORY, max(of_gpus, slots / facts.cpu_slots if facts.cpu_slots else 0.0))
+
+
+def within_share(starved: Starved | None, share: float) -> str:
+    """The amounts, in words, if a worker was killed though its pod held no more than its share; else empty."""
+    if starved is None or starved.held > share * starved.total:
+        return ""
+    held, mine, total = (f"{size / 1e9:.1f}" for size in (starved.held, share * starved.total, starved.total))
+    return f"memory was full, and its pod held {held} GB of {total} GB, within its share of {mine} GB"
 
 
 MOST_PAIRS = 4

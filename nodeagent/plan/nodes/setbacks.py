@@ -60,7 +60,7 @@ KINDS: Mapping[SetbackKind, _Kind] = {
     "unfit": _Kind("turned unfit soon after it had joined", once=True, spared=math.inf),
 }
 """``unanswered``: most that are late once answer the second time, and each time costs ``form_margin``. ``crowded``: as
-long as others fill the memory (``failure/memory.py``), which costs the job no restart, and would go on for ever.
+long as others fill the memory (``failure/blame.py``), which costs the job no restart, and would go on for ever.
 ``failed``: each time that the job cannot go on without the node costs a restart. ``lost``, ``unfit``: a job that stands
 loses nothing by trying."""
 

@@ -15,9 +15,8 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Generation, Member, PodReport, Token
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.blame import leaves_broken
+from nodeagent.plan.failure.blame import leaves_broken, memory_share
 from nodeagent.plan.failure.faults import final_report
-from nodeagent.plan.failure.memory import memory_share
 from nodeagent.plan.failure.policies import tasks_asked_for
 from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays

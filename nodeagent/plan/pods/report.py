@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Generation, Member, PodReport, WorkerExit
-from nodeagent.plan.failure.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
-from nodeagent.plan.failure.memory import within_share
+from nodeagent.plan.failure.blame import (
+    blame,
+    culprit_first,
+    describe,
+    farewell,
+    is_failure,
+    shell_code,
+    victims_words,
+    within_share,
+)
 from nodeagent.pods.base import PodStatus
 
 STALL_TEXT = 200
@@ -131,7 +139,7 @@ class Alone:
     member: Member
     served: int
     share: float = 0.0
-    """As of ``memory.memory_share``."""
+    """As of ``blame.memory_share``."""
 
 
 def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:

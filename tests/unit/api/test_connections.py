@@ -25,7 +25,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api import connections
 from nodeagent.api.connections import BACKLOG, CONNECTS, CONNECTS_BURST, LOOPBACK, READ_MAX, Guest, SocketGuests
 from nodeagent.api.server import HEADERS, ApiServer, create_runner
-from nodeagent.api.subuids import SubordinateUids
+from nodeagent.osutil.subuids import SubordinateUids
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from nodeagent.api import auth
 from nodeagent.api.auth import CALLER, Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.throttle import (
@@ -27,6 +31,7 @@ from nodeagent.api.throttle import (
     refusal_of_much,
     throttle_middleware,
 )
+from nodeagent.osutil.subuids import SubordinateUids
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView
 
@@ -259,3 +264,38 @@ def test_every_refusal_names_its_key() -> None:
         assert str(getattr(LIMITS, key)) in error.message
         assert error.next_step
     assert "4096 users" in refusal("bob", "users", LIMITS, "n1").message
+
+
+class Peer(asyncio.Transport):
+    """A connection of this uid on a unix socket."""
+
+    family = socket.AF_UNIX
+
+    def __init__(self, uid: int) -> None:
+        super().__init__()
+        self._uid = uid
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else default
+
+    def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
+        """As the kernel names who is at the other end."""
+        return struct.pack("3i", 1, self._uid, self._uid)
+
+
+async def test_what_the_subordinate_uids_of_a_user_ask_for_is_counted_together(tmp_path: Path) -> None:
+    (tmp_path / "subuid").write_text("ann:100000:65536\n")
+    view = FakeView(tmp_path)
+    throttle = Throttle(lambda: view.config.limits)
+    counted: dict[int, tuple[int, int]] = {}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        counted[auth.peer(request)[0]] = throttle.under_way("subordinate uids of ann")
+        if request.path == "/v1/jobs":
+            await middleware(make_mocked_request("GET", "/v1/nodes", transport=Peer(100_002)), handler)
+        return web.Response()
+
+    middleware = throttle_middleware(view, throttle, SubordinateUids(tmp_path / "subuid"))
+    await middleware(make_mocked_request("GET", "/v1/jobs", transport=Peer(100_001)), handler)
+    assert counted == {100_001: (1, 0), 100_002: (2, 0)}
+    assert throttle.under_way("subordinate uids of ann") == (0, 0)

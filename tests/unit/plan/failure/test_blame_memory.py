@@ -8,8 +8,8 @@ from nodeagent.model.job import JobRecord, Setback
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import AloneRestart, PodReport, Starved, WorkerExit
+from nodeagent.plan.failure.blame import MOST_MEMORY, memory_share, within_share
 from nodeagent.plan.failure.faults import find_fault, restarts_spent
-from nodeagent.plan.failure.memory import MOST, memory_share, within_share
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.setbacks import LONGEST, doubtful, left_out
 from nodeagent.plan.pods.report import with_crowd
@@ -47,7 +47,7 @@ def crowd(*exits: WorkerExit, seq: int = 1) -> PodReport:
     ("node", "devices", "share"),
     [
         (make_node("n1", slots=4), ["cpu0"], 0.25),
-        (make_node("n1", slots=4), ["cpu0", "cpu1", "cpu2", "cpu3"], MOST),
+        (make_node("n1", slots=4), ["cpu0", "cpu1", "cpu2", "cpu3"], MOST_MEMORY),
         (make_node("n1", slots=8, gpus=4), ["GPU-n1-0"], 0.25),
         (make_node("n1", slots=8, gpus=4), ["cpu7"], 0.125),
         (make_node("n1", slots=8, gpus=4), ["GPU-n1-0", "cpu0", "cpu1", "cpu2", "cpu3"], 0.5),

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import struct
 from pathlib import Path
-from typing import Any
 
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
-
-from nodeagent.api import auth
-from nodeagent.api.subuids import FRESH, SubordinateUids
-from nodeagent.api.throttle import Throttle, throttle_middleware
-from nodeagent.osutil.subuids import BYTES_MAX
-from tests.unit.api.fakes import FakeView
+from nodeagent.osutil.subuids import BYTES_MAX, FRESH, SubordinateUids
 
 
 class Moved:
@@ -71,38 +60,3 @@ def test_of_an_endless_file_so_much_is_read(tmp_path: Path) -> None:
     file.write_bytes(b"ann:100000:1\n" + b"x" * BYTES_MAX + b"\nbob:200000:1\n")
     uids = SubordinateUids(file)
     assert (uids.key(100_000), uids.key(200_000)) == ("subordinate uids of ann", 200_000)
-
-
-class Peer(asyncio.Transport):
-    """A connection of this uid on a unix socket."""
-
-    family = socket.AF_UNIX
-
-    def __init__(self, uid: int) -> None:
-        super().__init__()
-        self._uid = uid
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self if name == "socket" else default
-
-    def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
-        """As the kernel names who is at the other end."""
-        return struct.pack("3i", 1, self._uid, self._uid)
-
-
-async def test_what_they_ask_for_is_counted_together(tmp_path: Path) -> None:
-    (tmp_path / "subuid").write_text("ann:100000:65536\n")
-    view = FakeView(tmp_path)
-    throttle = Throttle(lambda: view.config.limits)
-    counted: dict[int, tuple[int, int]] = {}
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        counted[auth.peer(request)[0]] = throttle.under_way("subordinate uids of ann")
-        if request.path == "/v1/jobs":
-            await middleware(make_mocked_request("GET", "/v1/nodes", transport=Peer(100_002)), handler)
-        return web.Response()
-
-    middleware = throttle_middleware(view, throttle, SubordinateUids(tmp_path / "subuid"))
-    await middleware(make_mocked_request("GET", "/v1/jobs", transport=Peer(100_001)), handler)
-    assert counted == {100_001: (1, 0), 100_002: (2, 0)}
-    assert throttle.under_way("subordinate uids of ann") == (0, 0)
