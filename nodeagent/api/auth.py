@@ -14,7 +14,6 @@ import os
 import pwd
 import queue
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
@@ -26,6 +25,7 @@ from aiohttp import web
 
 from nodeagent.api.errors import ApiError
 from nodeagent.model.job import JobRecord
+from nodeagent.osutil.linux import peer_credentials
 from nodeagent.spec.agentconfig import JobsConfig
 
 T = TypeVar("T")
@@ -248,16 +248,11 @@ def database(request: web.Request) -> UserDatabase:
 
 def peer(request: web.Request) -> tuple[int, int]:
     """The uid and gid at the other end of the unix socket, by the kernel. Raises ``ApiError`` on any other socket."""
-    return peer_of(request.transport)
-
-
-def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int]:
-    """The uid and gid at the other end of a connection; see ``peer``."""
+    transport = request.transport
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         raise ApiError("permission", "the caller is unknown", "use the unix socket, or https with a token")
-    size = struct.calcsize("3i")
-    _pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    _, uid, gid = peer_credentials(sock)
     return uid, gid
 
 

@@ -23,9 +23,9 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Key
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.clock import Allowance
+from nodeagent.osutil.linux import peer_credentials
 from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.osutil.tcp import whose
-from nodeagent.osutil.untrusted import peer
 
 PER_REQUEST = 2
 """Connections that a user may have for each request that the user may have under way."""
@@ -267,7 +267,7 @@ class SocketGuests(Guests):
     and closed."""
 
     def _uid(self, connection: socket.socket) -> int | None:
-        return peer(connection)[1]
+        return peer_credentials(connection)[1]
 
     def _refusal(self, who: str, key: Key) -> bytes | None:
         most = PER_REQUEST * self._view.config.limits.concurrent

@@ -34,8 +34,7 @@ from nodeagent.api.locallogs import Query
 from nodeagent.api.remote import CHALLENGE
 from nodeagent.api.requests import OWN_ONLY, flag
 from nodeagent.model.node import NodeRecord
-from nodeagent.osutil.linux import refuse_descriptors
-from nodeagent.osutil.untrusted import peer
+from nodeagent.osutil.linux import peer_credentials, refuse_descriptors
 from nodeagent.trust.certificate import genuine
 from nodeagent.trust.ticket import Ticket, subject, write
 
@@ -108,7 +107,7 @@ class _AgentsSocket(aiohttp.UnixConnector):
             refuse_descriptors(sock)
             sock.setblocking(False)
             sock.connect(self.path)  # at once, or not at all
-            _, uid = peer(sock)
+            _, uid, _ = peer_credentials(sock)
             if uid not in (0, os.geteuid()):
                 raise PeerRefusedError(f"user {uid} listens at {self.path}, who is not the agent's")
             _, found = await self._loop.create_unix_connection(self._factory, sock=sock)

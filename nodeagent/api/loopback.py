@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.agent.gauges import CONTENT_TYPE, MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
-from nodeagent.osutil.tcp import ESTABLISHED, TABLES, holders, sockets, written
+from nodeagent.osutil.tcp import End, holders, user_of
 
 ADDRESS = "127.0.0.1"
 OTHER_PORT = "have that program ended, or choose another ports.api (0: any free one)"
@@ -149,16 +149,9 @@ UNNAMED = frozenset({"/healthz", "/readyz"})
 """Paths that answer to any host name: a load balancer uses one of its own, and these answers name no user."""
 
 
-End = tuple[str, int]
-"""Address and port."""
-
-
-def guest_middleware(
-    free: Iterable[str], uid: int, owner: Callable[[End, End], int | None] | None = None
-) -> Middleware:
+def guest_middleware(free: Iterable[str], uid: int, owner: Callable[[End, End], int | None] = user_of) -> Middleware:
     """Lets only permitted users beyond the ``free`` paths. ``uid``: the agent's own; ``owner``: returns the user of a
     connection's other end, by default from the kernel."""
-    whose = owner or end_owner
     open_to_all = frozenset(free)
 
     @web.middleware
@@ -166,7 +159,7 @@ def guest_middleware(
         if request.path not in UNNAMED:
             _check_name(request.host)
         if request.path not in open_to_all and uid != 0:  # root's socket is open to every user of the machine
-            who = await asyncio.to_thread(whose, *_ends(request))
+            who = await asyncio.to_thread(owner, *_ends(request))
             if who not in (0, uid):
                 raise ApiError(
                     "permission", "this agent shows its jobs to its own user only", "run the request as that user"
@@ -194,16 +187,6 @@ def _ends(request: web.Request) -> tuple[End, End]:
     if client is None or mine is None:
         raise ApiError("permission", "the caller is unknown", "try again")
     return client[:2], mine[:2]
-
-
-def end_owner(client: End, mine: End) -> int | None:
-    """The user of the process that holds the client's end; None: the process is on another machine, or gone."""
-    for table, there, here in zip(TABLES, written(client[0]), written(mine[0]), strict=True):
-        ends = f"{there}:{client[1]:04X}", f"{here}:{mine[1]:04X}"
-        for one in sockets(table):
-            if (one.own, one.other) == ends and one.state == ESTABLISHED:
-                return one.uid
-    return None
 
 
 def why_not(port: int, error: OSError | None = None) -> str:

@@ -39,6 +39,7 @@ _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _SUN_PATH = 107
 _SO_PASSRIGHTS = 83
+_CREDENTIALS = struct.Struct("3i")
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 ENVIRON_MAX = 8 << 20
@@ -448,6 +449,13 @@ def bind_private(link: socket.socket, path: Path) -> None:
             link.bind(short)
     finally:
         os.umask(before)
+
+
+def peer_credentials(link: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the process at the other end of a unix socket, as the kernel knows them: of the one that
+    connected, or listens. Raises OSError."""
+    pid, uid, gid = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
 
 
 def refuse_descriptors(link: socket.socket) -> bool:

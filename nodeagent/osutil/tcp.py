@@ -17,8 +17,8 @@ from typing import NamedTuple
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The second lists the ends of dual-stack clients, too."""
 ESTABLISHED, LINGERS, LISTENS = "01", "06", "0A"
-
-
+End = tuple[str, int]
+"""Address and port of a connection's end."""
 ROWS_MAX = 1 << 16
 """Rows of a table among which the holders of a port are looked for; those who listen come first."""
 
@@ -86,7 +86,7 @@ def _asked_for() -> dict[int, set[int]]:
     return found
 
 
-def whose(own: tuple[str, int], other: tuple[str, int]) -> int | None:
+def whose(own: End, other: End) -> int | None:
     """The user (uid) of the connected IPv4 socket with these two ends, without a look at any other; None: there is none
     of this machine. Raises OSError where the kernel has no such way to ask."""
     ends = _ENDS.pack(own[1], other[1], socket.inet_aton(own[0]), socket.inet_aton(other[0]), *[_ANY] * 2)
@@ -102,6 +102,20 @@ def whose(own: tuple[str, int], other: tuple[str, int]) -> int | None:
         raise OSError(failed, "the kernel does not say whose a connection is")
     connected = data[_HEADER.size + 1] == int(ESTABLISHED, 16)
     return int(_USER.unpack_from(data, _HEADER.size)[0]) if connected else None
+
+
+def user_of(own: End, other: End, ask: Callable[[End, End], int | None] = whose) -> int | None:
+    """The same, also of a kernel that has no such way: then by its tables, in the time that those take. Raises
+    OSError."""
+    try:
+        return ask(own, other)
+    except OSError:
+        for table, here, there in zip(TABLES, written(own[0]), written(other[0]), strict=True):
+            ends = f"{here}:{own[1]:04X}", f"{there}:{other[1]:04X}"
+            for one in sockets(table):
+                if (one.own, one.other) == ends and one.state == ESTABLISHED:
+                    return one.uid
+        return None
 
 
 def listeners(ask: Callable[[], dict[int, set[int]]] = _asked_for) -> dict[int, set[int]]:

@@ -17,14 +17,13 @@ import os
 import re
 import socket
 import stat
-import struct
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from nodeagent.osutil.linux import detach_mount, refuse_descriptors, unseen
+from nodeagent.osutil.linux import detach_mount, peer_credentials, refuse_descriptors, unseen
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,7 +59,6 @@ _LONG = b"0" * 400
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 0 for byte in range(256))
 _HALF = re.compile("[\ud800-\udfff]")
 """Of a surrogate pair: no UTF-8 could hold it."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class UntrustedError(Exception):
@@ -189,7 +187,7 @@ class UntrustedFolder:
                 try:
                     link.setblocking(False)
                     link.connect(f"/proc/self/fd/{at}")
-                    pid, uid = peer(link)
+                    pid, uid, _ = peer_credentials(link)
                     if uid != self.owner:
                         raise UntrustedError(f"uid {uid} listens at {path}, not {self.owner}")
                 except BlockingIOError as error:
@@ -282,15 +280,15 @@ def _naming(path: Path) -> Iterator[None]:
         raise kind(f"{path}: {error.strerror or error}") from error
 
 
-def peer(link: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end of a unix socket, according to the kernel."""
-    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid
-
-
-def object_of(content: bytes, *, lossy: bool = False) -> dict[str, Any]:
+def object_of(content: bytes) -> dict[str, Any]:
     """A JSON object that can be encoded as UTF-8, is not deeper than DEPTH_MAX and holds at most VALUES_MAX values.
-    ``lossy``: half of a surrogate pair becomes U+FFFD. Raises UntrustedError."""
+    Raises UntrustedError."""
+    return object_and_text(content)[0]
+
+
+def object_and_text(content: bytes, *, lossy: bool = False) -> tuple[dict[str, Any], str]:
+    """The same, and its JSON text, in which each object has each key once. ``lossy``: half of a surrogate pair becomes
+    U+FFFD."""
     try:
         short_only = _short if _LONG in content.translate(_DIGITS) else None
         value: dict[str, Any] = json.loads(content.decode(), parse_constant=_no_constant, parse_int=short_only)
@@ -300,14 +298,14 @@ def object_of(content: bytes, *, lossy: bool = False) -> dict[str, Any]:
             raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels")
         text = json.dumps(value, ensure_ascii=False)
         if lossy and _HALF.search(text):
-            text = _HALF.sub("\ufffd", text)
-            value = json.loads(text)
+            value = json.loads(_HALF.sub("\ufffd", text))
+            text = json.dumps(value, ensure_ascii=False)  # two keys may have become one
         text.encode()  # fails for half of a surrogate pair
     except ValueError as error:
         raise UntrustedError(f"not JSON: {error}") from error
     except RecursionError as error:
         raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels") from error
-    return value
+    return value, text
 
 
 def _deeper(value: Any) -> bool:

@@ -27,7 +27,14 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc, start_time
-from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there, object_of
+from nodeagent.osutil.untrusted import (
+    AsideByOwner,
+    NotSeenError,
+    UntrustedError,
+    UntrustedFolder,
+    is_there,
+    object_and_text,
+)
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.become import NOT_ALLOWED
 from nodeagent.pods.bounds import COUNT_MAX, bounded, check_lists, most_entries
@@ -103,9 +110,9 @@ class ShimReport(Record):
         """As it may go on, in little time whatever it is. ``most``: entries of each of its lists. Raises ValueError;
         ``str()`` is a phrase."""
         try:
-            value = object_of(line, lossy=True)  # of few values, each key once
+            value, text = object_and_text(line, lossy=True)  # of few values, each key once
             check_lists(value.get("status"), most)
-            found = cls.from_json(json.dumps(value))
+            found = cls.from_json(text)
         except UntrustedError as error:
             raise ValueError(str(error)) from error
         except ValidationError as error:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.osutil.linux import bind_private, boot_id, start_time, write_atomic
+from nodeagent.osutil.linux import bind_private, boot_id, peer_credentials, start_time, write_atomic
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.record import WHOLE_ERRORS
 
@@ -68,7 +67,7 @@ class Peer:
         closed: Callable[[Peer], None],
     ) -> None:
         self._loop, self._link, self._received, self._closed = loop, link, received, closed
-        self.pid, self.uid = peer_of(link)
+        self.pid, self.uid, _ = peer_credentials(link)
         self.wants_status = True
         """Whether the shim's status is sent at each change."""
         link.setblocking(False)
@@ -170,13 +169,6 @@ class Peer:
                 return
         if not self._in:
             self._drop_fds()  # what nobody took
-
-
-def peer_of(link: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them. The process is the one that connected."""
-    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", raw)
-    return pid, uid
 
 
 ACCEPT_AGAIN = 0.5

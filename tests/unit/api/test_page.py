@@ -20,12 +20,13 @@ from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import loopback, status
 from nodeagent.api.errors import error_middleware
-from nodeagent.api.loopback import End, end_owner, guest_middleware
+from nodeagent.api.loopback import guest_middleware
 from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
 from nodeagent.model.job import BudgetEntry, JobEvent
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.world import Cause
+from nodeagent.osutil.tcp import End, user_of
 from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
 Owner = Callable[[End, End], int | None]
@@ -159,7 +160,7 @@ async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: P
 
 
 @asynccontextmanager
-async def guarded(folder: Path, uid: int, owner: Owner | None) -> AsyncIterator[int]:
+async def guarded(folder: Path, uid: int, owner: Owner) -> AsyncIterator[int]:
     """The port of something that the agent of this user guards."""
     app = web.Application(middlewares=[error_middleware(FakeView(folder)), guest_middleware([], uid, owner)])
     app.router.add_get("/x", _nothing)
@@ -192,7 +193,7 @@ async def test_the_kernel_says_whose_the_other_end_is(tmp_path: Path, family: so
     answer: list[int | None] = []
 
     def noted(client: End, mine: End) -> int | None:
-        answer.append(end_owner(client, mine))
+        answer.append(user_of(client, mine))
         return 4242
 
     assert await answered(tmp_path, 4242, family, noted) == "HTTP/1.0 200 OK"
@@ -210,16 +211,12 @@ head -n 1 <&3
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize(("client", "line"), [(65534, "200 OK"), (0, "200 OK"), (1, "403 Forbidden")])
 async def test_a_real_other_user_is_refused(tmp_path: Path, client: int, line: str) -> None:
-    async with guarded(tmp_path, 65534, None) as port:
+    async with guarded(tmp_path, 65534, user_of) as port:
         asked = await asyncio.create_subprocess_exec(
             "bash", "-c", CLIENT, str(port), stdout=asyncio.subprocess.PIPE, user=client, group=client, cwd="/"
         )
         answer, _ = await asyncio.wait_for(asked.communicate(), 10)
     assert answer.decode().strip() == f"HTTP/1.0 {line}"
-
-
-def test_of_an_end_that_is_not_there_it_says_nothing() -> None:
-    assert end_owner(("127.0.0.1", 1), ("127.0.0.1", 9470)) is None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from nodeagent.osutil.linux import (
     keep_damaged,
     kill_marked,
     marked,
+    peer_credentials,
     proc_stat,
     refuse_descriptors,
     saves_itself,
@@ -174,6 +175,12 @@ def test_without_a_descriptor_nothing_is_taken_for_dead() -> None:
             assert seen[0] is False and seen[-1] is True
         finally:
             process.kill()
+
+
+def test_the_kernel_says_who_is_at_the_other_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_credentials(ours) == (os.getpid(), os.getuid(), os.getgid())
 
 
 @pytest.mark.skipif(not can_refuse_descriptors(), reason="a kernel older than Linux 6.16")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 
 import pytest
 
-from nodeagent.osutil.tcp import holders, listeners, owners, whose
+from nodeagent.osutil.tcp import End, holders, listeners, owners, user_of, whose
+
+
+def unseen(_own: End, _other: End) -> int | None:
+    raise OSError("a kernel that cannot be asked")
 
 
 def unknown() -> dict[int, set[int]]:
@@ -45,13 +50,14 @@ def test_who_keeps_a_port_of_loopback_from_others(family: socket.AddressFamily) 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_whose_a_connection_is(family: socket.AddressFamily) -> None:
-    """Also of one who is connected over IPv6."""
+    """Also of one who is connected over IPv6, and by the kernel's tables."""
+    ways = (whose, user_of, partial(user_of, ask=unseen))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(family) as client:
         here = listener.getsockname()
         client.connect(here if family == socket.AF_INET else (f"::ffff:{here[0]}", here[1]))
         served, there = listener.accept()
         with served:
-            assert whose(there, here) == os.getuid()
-            assert whose((there[0], there[1] ^ 1), here) is None
+            assert {find(there, here) for find in ways} == {os.getuid()}
+            assert {find((there[0], there[1] ^ 1), here) for find in ways} == {None}
             client.close()
-            assert whose(there, here) is None, "who has left has no name"
+            assert {find(there, here) for find in ways} == {None}, "who has left has no name"

@@ -32,6 +32,7 @@ from nodeagent.osutil.untrusted import (
     detach,
     is_mounted,
     is_there,
+    object_and_text,
     object_of,
     owner_of,
     remove_tree,
@@ -443,7 +444,10 @@ def test_objects() -> None:
     assert object_of(b'{"v": 1.5}') == {"v": 1.5}
     assert object_of(json.dumps({"a": "\U0001f600"}).encode()) == {"a": "\U0001f600"}
     halves = {"\ud800": "\udfff and \\ud800", "b": "\U0001f600"}
-    assert object_of(json.dumps(halves).encode(), lossy=True) == {"\ufffd": "\ufffd and \\ud800", "b": "\U0001f600"}
+    whole = {"\ufffd": "\ufffd and \\ud800", "b": "\U0001f600"}
+    assert object_and_text(json.dumps(halves).encode(), lossy=True) == (whole, json.dumps(whole, ensure_ascii=False))
+    twice = b'{"a\\ud800": 1, "a\\udfff": 2, "b": 1, "b": 2}'
+    assert object_and_text(twice, lossy=True) == ({"a\ufffd": 2, "b": 2}, '{"a\ufffd": 2, "b": 2}')
     digits = {"a": "9" * 5000, "b": int("9" * 400)}
     assert object_of(json.dumps(digits).encode()) == digits
     with pytest.raises(UntrustedError, match="a number of 401 digits"):
