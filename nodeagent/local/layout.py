@@ -161,10 +161,16 @@ def folder_mode() -> int:
     return 0o711 if os.geteuid() == 0 else 0o700
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder that holds no secret, with this mode whatever the umask. Raises OSError."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(folder_mode())
+
+
 def temporary_data() -> Path:
     """A folder for the data of a cluster that lives as long as one command."""
     path = Path(tempfile.mkdtemp(prefix="nodeagent-local-"))
-    path.chmod(folder_mode())
+    make_folder(path)
     return path
 
 

@@ -30,7 +30,7 @@ from nodeagent.local.layout import (
     LocalTimedOutError,
     NotFoundError,
     UsageError,
-    folder_mode,
+    make_folder,
 )
 from nodeagent.osutil.linux import listens
 
@@ -134,7 +134,7 @@ def create(
             )
         made = LocalCluster(name, uuid.uuid4().hex[:12], place, data, time.time(), temporary, ports)
         draft = Path(tempfile.mkdtemp(prefix=_SETTLING, dir=folders.run))
-        draft.chmod(folder_mode())
+        make_folder(draft)
         (draft / "cluster.json").write_text(json.dumps(asdict(made), default=str) + "\n")
         lock = os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,7 +240,7 @@ def write_config(cluster: LocalCluster, node: str, *, gpus: Sequence[str], slots
     }
     if not gpus:  # without GPUs there is little to watch, and every node would watch the same machine
         config["health"] = "off"
-    layout.config.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(layout.config.parent)
     layout.config.write_text("# written by nodeagentctl local\n" + yaml.safe_dump(config, sort_keys=False))
     return layout.config
 

@@ -25,7 +25,7 @@ from nodeagent.local.layout import (
     LocalFolders,
     LocalTimedOutError,
     UsageError,
-    folder_mode,
+    make_folder,
     temporary_data,
 )
 from nodeagent.local.registry import SLOTS, choose_ports, node_names
@@ -264,7 +264,7 @@ def _launch(
     try:
         if not temporary:
             shutil.rmtree(data, ignore_errors=True)  # of an earlier cluster of this name
-            data.mkdir(mode=folder_mode(), parents=True)
+            make_folder(data)
         command = [
             *(sys.executable, "-m", "nodeagent.local.supervisor"),
             *("--run", str(cluster.run)),
@@ -274,6 +274,7 @@ def _launch(
             *(("--until-eof",) if temporary else ()),
         ]
         with cluster.layout.supervisor_log.open("ab") as log:
+            cluster.layout.supervisor_log.chmod(0o600)  # its owner's alone, as all that the supervisor writes
             supervisor = subprocess.Popen(
                 command,
                 stdin=stdin,

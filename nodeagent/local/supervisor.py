@@ -25,7 +25,7 @@ from pathlib import Path
 
 from nodeagent.local import power
 from nodeagent.local.control import Reply
-from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, folder_mode
+from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, make_folder
 from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
@@ -42,6 +42,8 @@ HOPELESS = 78
 """The agent's exit code for errors that a restart cannot repair; the unit's RestartPreventExitStatus."""
 REQUEST_TIMEOUT = 5.0
 """Seconds for a client to write its request."""
+UMASK = 0o077
+"""Of all that runs here; the unit's UMask. Root's logs say what jobs of several users write and do."""
 AGENT = (sys.executable, "-m", "nodeagent.agent.main", "run")
 """The agent's command, to which ``--config FILE`` is added."""
 
@@ -199,7 +201,7 @@ class Supervisor:
     def _start_agent(self, node: _Node) -> subprocess.Popen[bytes]:
         layout = self._cluster.layout.node(node.name)
         for folder in (layout.run, layout.state, layout.logs):
-            folder.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
+            make_folder(folder)
         environ = power.unmarked(os.environ) | {power.MARK: power.mark(self._cluster.uid, node.name)}
         environ.pop("NOTIFY_SOCKET", None)
         process = self._children.start([*self._agent, "--config", str(layout.config)], environ, layout.agent_log)
@@ -336,6 +338,7 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true", help="end at the end of standard input")
     arguments = parser.parse_args()
     sys.stderr = lossy_stderr()
+    os.umask(UMASK)
     try:
         cluster = load(arguments.run)
     except LocalError as wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -72,6 +73,20 @@ def test_up_status_down(cluster: LocalCluster, home: Path) -> None:
     assert sockets() == []
     with pytest.raises(NotFoundError, match="local up"):
         registry.cluster(LocalFolders.of_user())
+
+
+def test_no_other_account_reads_what_a_cluster_writes(cluster: LocalCluster) -> None:
+    """The logs of root's cluster hold what jobs of several users write and do. Its folders can be entered, though not
+    listed: jobs run as other users."""
+    until(lambda: all(cluster.layout.node(name).agent_log.exists() for name in ("n1", "n2")), "both agents have a log")
+    entered = 0o711 if os.geteuid() == 0 else 0o700
+    for name in ("n1", "n2"):
+        place = cluster.layout.node(name)
+        for folder in (cluster.run, cluster.data, place.run, place.config.parent, place.state, place.logs):
+            assert stat.S_IMODE(folder.stat().st_mode) == entered, folder
+    written = [path for top in (cluster.run, cluster.data) for path in top.rglob("*") if path.is_file()]
+    assert {"supervisor.log", "agent.log", "agent.yaml", "redis.log"} <= {path.name for path in written}
+    assert [path.name for path in written if path.stat().st_mode & 0o077] == ["cluster.json"], "which has no secret"
 
 
 def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: LocalCluster) -> None:
