@@ -1,4 +1,5 @@
-"""Which nodes keep a pod of a job ready before it is needed. Never places a worker: a job may start without those."""
+"""Which nodes keep a pod of a job ready before it is needed. Never places a worker: a job may start without those, and
+they book no device: nothing of them is used (``fairshare/usage.py``), so they are few."""
 
 from __future__ import annotations
 
