@@ -396,8 +396,15 @@ def usual_hang(value: object) -> float | Literal["auto", "off"] | None:
 
 
 def allowed_user(name: str, submitter: Submitter) -> None:
-    """Only root may run a job as somebody else."""
-    if name != submitter.user and submitter.uid != 0:
+    """Only root may run a job as somebody else. A uid is no name; whoever's name is a number may use it."""
+    if name == submitter.user:
+        return
+    if name.isdigit():
+        raise CheckError(
+            f"{name} is a number, and nodes find a user by name",
+            f"write the login name, such as train1 (`id -nu {name}` prints that of a uid)",
+        )
+    if submitter.uid != 0:
         who = "root" if name == "root" else f"{name} or root"
         raise CheckError(f"{submitter.user} may not run a job as {name}", f"remove the key, or have {who} submit it")
 

@@ -124,6 +124,7 @@ def _role(**changes: Any) -> JobSpec:
         ),
         (_with(user="root"), "user: train1 may not run a job as root"),
         (_with(user="a:b", submitter=ROOT), "is not a user's name"),
+        (_with(user="1000", submitter=ROOT), "user: 1000 is a number, and nodes find a user by name, write the login"),
         (_with(limits={"nofiles": 3}), "limits.nofiles: unknown limit"),
         (_with(limits={"nofile": -1}), "limits.nofile: -1 is not a limit"),
         (_with(preload=("os; x",)), "preload: 'os; x' is not a module's name"),
@@ -147,6 +148,12 @@ def test_a_hand_made_job_gets_every_reason() -> None:
 
 def test_root_may_name_anybody() -> None:
     assert check_spec(_with(user="eve", submitter=ROOT)) == []
+
+
+def test_whose_name_is_a_number_may_submit() -> None:
+    """As at sites whose directory has numbers of staff or students as login names."""
+    submitter = TRAIN.model_copy(update={"user": "20260117"})
+    assert check_spec(_with(user="20260117", submitter=submitter)) == []
 
 
 def test_unknown_fields_on_the_wire_are_refused() -> None:

@@ -231,6 +231,8 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("user: >>root", "train1 may not run a job as root, remove the key, or have root submit it"),
         ("user: >>eve", "have eve or root submit it"),
         ("user: >>a b", "is not a user's name"),
+        ("user: >>1000", "1000 is not a user's name, write the login name"),
+        ("user: >>'1000'", "1000 is a number, and nodes find a user by name, write the login name, such as train1"),
         ("limits: {>>memlok: 1}", "did you mean 'memlock'?"),
         ("limits: {>>RLIMIT_NOFILE: 1}", "did you mean 'nofile'?"),
         ("limits: {nofile: >>unlimited}", "write infinity"),
