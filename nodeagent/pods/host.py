@@ -251,14 +251,8 @@ class ShimHost:
         self._unfit.pop(uid, None)
         if (looking := self._looking.pop(uid, None)) is not None:
             looking.cancel()
-        pod = self._pods.get(uid)
-        if pod is None or pod.retiring:
-            return
-        pod.retiring = True
-        if pod.gone:
-            pod.sweep()
-        else:
-            pod.command("retire")
+        if uid in self._pods:
+            self._pods[uid].retire()
 
     def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
         self._command(uid, "committed", request=request.model_dump(), refused=refused)

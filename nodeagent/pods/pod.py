@@ -88,6 +88,10 @@ NOT_ENDED_YET = "its shim could not end all that it had started"
 NO_ROOT = "this agent is not root, so nobody ends what runs as another user, or hangs in the kernel"
 ENDING_LIMIT = 5.0
 """Seconds for root's part in ending a pod whose shim does not manage it."""
+RETIRE_LIMIT = 30.0
+"""Seconds that a shim may take to end once it was asked to and nothing of its pod runs; then it is killed."""
+LONGEST_END = 3600.0 + RETIRE_LIMIT
+"""The same whatever runs: post_stop, for one, takes an hour at most."""
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
 LEFT_LIMIT = 5.0
@@ -182,6 +186,8 @@ class PodHandle:
         self._start: asyncio.Task[None] | None = None
         self._not_dead: asyncio.TimerHandle | None = None
         """Set when it was killed: its end is waited for."""
+        self._retired: asyncio.TimerHandle | None = None
+        """Set when it was asked to end: it is waited for."""
         self._asked: dict[str, Any] | None = None
         """Of the stop that its shim is carrying out."""
         self._cgroup = PodCgroup(record.cgroup) if record.cgroup is not None else None
@@ -284,6 +290,9 @@ class PodHandle:
         self.sweep()
 
     def _unwatch(self) -> None:
+        if self._retired is not None:
+            self._retired.cancel()
+            self._retired = None
         if self._not_dead is not None:
             self._not_dead.cancel()
             self._not_dead = None
@@ -291,6 +300,33 @@ class PodHandle:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def retire(self) -> None:
+        """Have the shim end what runs, and itself. What it does not end in time is killed with it."""
+        if self.retiring:
+            return
+        self.retiring = True
+        if self.gone:
+            self.sweep()
+        else:
+            self.command("retire")
+            self._wait_for_end(self._loop.time() + LONGEST_END)
+
+    def _wait_for_end(self, latest: float) -> None:
+        self._retired = self._loop.call_later(RETIRE_LIMIT, self._end_retired, latest)
+
+    def _end_retired(self, latest: float) -> None:
+        self._retired = None
+        if self._why_killed:  # its end is waited for already
+            return
+        if self._start is not None:  # nobody could say yet which process it is
+            self._start.cancel()
+            self._start, self._why_killed = None, "its shim was not found in time to be asked to end"
+            self.sweep()
+        elif self._loop.time() < latest and not self.status.quiet:
+            self._wait_for_end(latest)
+        else:
+            self.give_up("its shim did not end when it was asked to, and was killed")
 
     def sweep(self) -> None:
         """The shim is dead, or does not end: kill what is left, until nothing is."""

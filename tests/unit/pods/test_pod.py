@@ -36,6 +36,7 @@ from nodeagent.pods.pod import (
     NO_ROOT,
     NOT_ENDED,
     READ_MAX,
+    FoundShim,
     PodHandle,
     SharedByPods,
 )
@@ -693,13 +694,100 @@ async def test_a_pod_that_is_retired_while_it_is_swept_ends_and_is_not_started_m
         shim.process.kill()
         await shim.until(lambda: shim.handle.may_restart)
         look.gate.clear()
-        shim.handle.retiring = True
-        shim.handle.sweep()
+        shim.handle.retire()
         assert not shim.handle.may_restart, "what the sweep removes in the end would be the next shim's"
         look.gate.set()
         async with asyncio.timeout(BOUND):
             while not shim.ended:  # noqa: ASYNC110 - nobody is woken
                 await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("phase", ["exited", "running"])
+async def test_a_shim_that_does_not_end_when_it_is_asked_to_is_killed(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that answers each ping: it is the user's, and he may have it do what he likes."""
+    monkeypatch.setattr(pod, "RETIRE_LIMIT", 0.05)
+    monkeypatch.setattr(pod, "LONGEST_END", 0.2)
+    async with fake(tmp_path) as shim:
+        shim.say(phase=phase)
+        await shim.until(lambda: shim.handle.status.phase == phase)
+        shim.handle.retire()
+        async with asyncio.timeout(BOUND):
+            while not shim.ended:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0.005)
+        assert shim.process.returncode == -signal.SIGKILL
+        assert "shim of u is killed: its shim did not end when it was asked to" in caplog.text
+
+
+async def test_what_of_a_retired_pod_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [7]
+    monkeypatch.setattr(PodCgroup, "exists", True)
+    monkeypatch.setattr(PodCgroup, "kill", lambda _: left)
+    monkeypatch.setattr(PodCgroup, "remove", lambda _: None)
+    monkeypatch.setattr(pod, "RETIRE_LIMIT", 0.05)
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
+    async with fake(tmp_path) as shim:
+        shim.handle._cgroup = PodCgroup(tmp_path / "none")
+        shim.handle.retire()
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        assert shim.handle.status.reason == (
+            "its shim did not end when it was asked to, and was killed, and processes 7 do not end, even with SIGKILL"
+        )
+        left.clear()
+        async with asyncio.timeout(BOUND):
+            while not shim.ended:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0.005)
+
+
+async def test_a_retired_pod_has_the_time_of_what_runs_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of post_stop, for one: its shim bounds that, and is killed once it says that nothing runs any more."""
+    monkeypatch.setattr(pod, "RETIRE_LIMIT", 0.05)
+    looks = 0
+
+    def wait(latest: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            shim.say(phase="exited")
+        waits(latest)
+
+    async with fake(tmp_path) as shim:
+        shim.say(phase="stopping")
+        await shim.until(lambda: shim.handle.status.phase == "stopping")
+        waits = shim.handle._wait_for_end
+        monkeypatch.setattr(shim.handle, "_wait_for_end", wait)
+        shim.handle.retire()
+        async with asyncio.timeout(BOUND):
+            while not shim.ended:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0.005)
+        assert looks >= 3
+
+
+async def test_a_retired_pod_whose_shim_is_never_found_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod, "RETIRE_LIMIT", 0.05)
+
+    async def never() -> FoundShim:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    ended = list[PodHandle]()
+    handle = PodHandle(
+        PodRecord("u", os.geteuid(), "m", tmp_path / "logs"), tmp_path, "unknown", changed=lambda: None,
+        swept=lambda: None, ended=ended.append, keep=lambda _: None,
+        shared=SharedByPods(Sweeper(), AsideByOwner(), SpeechByOwner()),
+    )  # fmt: skip
+    handle.finds(never())
+    handle.retire()
+    async with asyncio.timeout(BOUND):
+        while not ended:  # noqa: ASYNC110 - nobody is woken
+            await asyncio.sleep(0.005)
+    handle.let_go()
 
 
 async def test_a_pod_that_is_let_go_while_it_is_swept_leaves_nothing_behind(tmp_path: Path) -> None:
