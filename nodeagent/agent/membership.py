@@ -7,6 +7,7 @@ and in which era of the store. Every deadline counts from *before* the beat was 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping
 from heapq import nsmallest
 from typing import Protocol
@@ -27,7 +28,8 @@ from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavai
 from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
 PODS_REFRESH = 5.0
-"""Seconds between two publications of unchanged pods, so that their TTL keys live on."""
+"""Seconds between two publications of all pods, so that their TTL keys live on and show what each uses; in between
+those that have changed are published."""
 
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases in which that lease was renewed: then the other one
@@ -126,8 +128,10 @@ class Membership:
         self._texts_at = 0.0
         self._facts_sent: NodeFacts | None = None
         self._pods: tuple[PodState, ...] = ()
-        self._pods_sent: tuple[PodState, ...] | None = None
-        self._pods_at = 0.0
+        self._pods_sent: dict[str, PodState] = {}
+        """By job uid."""
+        self._pods_at = -math.inf
+        """When all of them were sent."""
         self._refused_since: float | None = None
         self._held_until = 0.0
         """When the other life's lease would have ended, as of the first refusal."""
@@ -177,7 +181,7 @@ class Membership:
         if self._first_join is None:
             self._first_join = self._clock.now()
         self._facts_sent = facts
-        self._readiness_sent = self._pods_sent = None
+        self._readiness_sent, self._pods_at = None, -math.inf
         self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
 
     async def _give_back(self) -> None:
@@ -276,7 +280,7 @@ class Membership:
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
-        pods, pods_due = self._pods, self._pods_due(sent)
+        pods = self._pods_due(sent)
         notes = tuple(self.notes[:MOST_NOTES])
         era, rev = self._snapshot.asked
         saved, runs = self._saved(), self._runs()
@@ -290,7 +294,7 @@ class Membership:
             facts=self.facts if self._facts_due else None,
             readiness=self._readiness if self._readiness_due(sent) else None,
             saved=saved if saved != self._saved_sent else None,
-            pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
+            pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) or None,
             notes=notes,
             runs=runs,
             ahead=self._snapshot.ahead,
@@ -374,7 +378,7 @@ class Membership:
         """There is something that the next beat is to tell."""
         up_to_date = self._saved() == self._saved_sent and not self.notes and not self._distrusted
         up_to_date = up_to_date and not self._overwritten("mute", False)  # this agent speaks: each beat puts that right
-        return not up_to_date or self._facts_due or self._readiness_due(now) or self._pods_due(now)
+        return not up_to_date or self._facts_due or self._readiness_due(now) or bool(self._pods_due(now))
 
     @property
     def _facts_due(self) -> bool:
@@ -390,8 +394,10 @@ class Membership:
         """The readiness is what it was, in other words, which have to wait."""
         return now - self._texts_at < TEXTS_EVERY and differ_in_texts_only(self._readiness, before)
 
-    def _pods_due(self, now: float) -> bool:
-        return self._pods != self._pods_sent or (bool(self._pods) and now - self._pods_at > PODS_REFRESH)
+    def _pods_due(self, now: float) -> tuple[PodState, ...]:
+        if now - self._pods_at > PODS_REFRESH:
+            return self._pods
+        return tuple(pod for pod in self._pods if pod != self._pods_sent.get(pod.uid))
 
     def _overwritten(self, what: str, ours: object) -> bool:
         """The store has something else of this node than what was sent last: a join that came late put it back."""
@@ -422,8 +428,9 @@ class Membership:
             self._saved_sent = beat.saved
         del self.notes[: len(beat.notes)]
         self._distrusted.difference_update(beat.damaged)
-        if beat.pods is not None:
-            self._pods_sent, self._pods_at = pods, sent
+        if pods and sent - self._pods_at > PODS_REFRESH:
+            self._pods_sent, self._pods_at = {}, sent
+        self._pods_sent.update((pod.uid, pod) for pod in pods)
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
         self._process.tend(beat.incarnation.life, beat.incarnation.start, era)

@@ -170,8 +170,8 @@ class Beat(Record):
     readiness: dict[str, Readiness] | None = None
     """Only when it changed (whole map)."""
     pods: tuple[PodState, ...] | None = None
-    """All pods of this node; only when something changed, or to refresh their TTL. The store lets the pod keys of other
-    jobs expire."""
+    """Those pods of this node that have changed, and now and then all, to refresh their TTL. The store lets the pod
+    keys of others expire."""
     saved: Saved | None = None
     """Only when it changed. The store passes it to callers of ``Store.saved`` if it is the first of this node that
     covers the last write of an operator. It is no part of the node's record, so it raises no revision."""

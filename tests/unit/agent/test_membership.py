@@ -57,12 +57,15 @@ class Host:
 class Recorder(HereStore):
     """Remembers the pods and the readiness of each beat."""
 
+    away = False
     sent: list[tuple[PodState, ...] | None]
     readiness: list[Mapping[str, Readiness] | None]
 
     async def beat(self, beat: Beat) -> BeatReply:
         self.sent.append(beat.pods)
         self.readiness.append(beat.readiness)
+        if self.away:
+            raise StoreUnavailableError("away")
         return await super().beat(beat)
 
 
@@ -266,6 +269,55 @@ async def test_usage_goes_along_when_pods_are_published(tmp_path: Path) -> None:
     reported = [None if pods is None else pods[0].usage for pods in store.sent]
     assert reported == [usage(5), None, usage(7)]
     assert await store.pods({"u": [pod.node]}) == {"u": (pod.model_copy(update={"usage": usage(7)}),)}
+
+
+async def test_only_pods_that_have_changed_are_published_until_all_are_again(tmp_path: Path) -> None:
+    """A node of a hundred pods of which one gets on sent all of them with each beat."""
+    clock = Clock()
+    store = Recorder(Server(clock.now))
+    store.sent, store.readiness = [], []
+    lease = make_lease(tmp_path, clock, store, "x")
+    await lease.join()
+    pods = [PodState(uid=uid, job=uid, role="worker", node="n1", phase="running") for uid in ("a", "b", "c")]
+
+    async def beat(*which: PodState, later: float = TIMING.heartbeat) -> list[str]:
+        clock.at += later
+        lease.publish({}, which)
+        await lease.beat()
+        return [pod.uid for pod in store.sent[-1] or ()]
+
+    assert await beat(*pods) == ["a", "b", "c"]
+    assert await beat(*pods) == []
+    changed = pods[1].model_copy(update={"phase": "exited"})
+    assert await beat(pods[0], changed, pods[2]) == ["b"]
+    assert await beat(pods[0], changed, pods[2]) == []
+    assert await beat(pods[0], changed, pods[2], later=PODS_REFRESH) == ["a", "b", "c"], "or their keys would expire"
+    assert await beat(pods[0]) == [], "the others' keys expire"
+    assert await beat(pods[0], pods[1]) == ["b"]
+    assert await beat(pods[0], later=2 * PODS_REFRESH) == ["a"]
+    assert await beat(later=2 * PODS_REFRESH) == []
+    assert await beat(pods[0]) == ["a"], "its key may have expired meanwhile"
+
+
+async def test_pods_of_a_beat_that_was_not_answered_and_all_after_a_join_are_published(tmp_path: Path) -> None:
+    clock = Clock()
+    store = Recorder(Server(clock.now))
+    store.sent, store.readiness = [], []
+    lease = make_lease(tmp_path, clock, store, "x")
+    await lease.join()
+    pods = [PodState(uid=uid, job=uid, role="worker", node="n1", phase="running") for uid in ("a", "b")]
+    lease.publish({}, tuple(pods))
+    await lease.beat()
+    lease.publish({}, (pods[0], pods[1].model_copy(update={"phase": "exited"})))
+    store.away = True
+    with pytest.raises(StoreUnavailableError):
+        await lease.beat()
+    store.away = False
+    await lease.beat()
+    assert [pod.uid for pod in store.sent[-1] or ()] == ["b"]
+    await lease.join()
+    await lease.beat()
+    assert [pod.uid for pod in store.sent[-1] or ()] == ["a", "b"]
 
 
 def test_how_old_the_lease_is_goes_by_the_lease_process_and_counts_once_there_is_one(tmp_path: Path) -> None:
