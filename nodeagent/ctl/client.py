@@ -3,7 +3,8 @@ standard library, so it starts fast.
 
 The restart of an agent, or its end while other agents run on this machine, does not end a long command: with
 ``patience`` the client looks for any agent of the same cluster here. Must never send a change without a request id: if
-the answer to a change was lost, the change is sent again.
+the answer to a change was lost, the change is sent again. Nor anything to another user's process whose socket nobody
+but a node's record names, which nobody signs.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class _LostError(Exception):
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
+    def __init__(self, path: str, timeout: float, *, vouched: bool) -> None:
         super().__init__("localhost", timeout=timeout)
-        self._path, self._seconds = path, timeout
+        self._path, self._seconds, self._vouched = path, timeout, vouched
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -77,6 +78,11 @@ class _UnixConnection(http.client.HTTPConnection):
         whole, rest = divmod(self._seconds, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(rest * 1e6)))
         self.sock.connect(self._path)
+        if not self._vouched:
+            from nodeagent.osutil.untrusted import peer
+
+            if (uid := peer(self.sock)[1]) not in (0, os.geteuid()):
+                raise PermissionError(f"user {uid} listens there, who is neither root nor you")
         self.sock.settimeout(self._seconds)
 
 
@@ -183,12 +189,16 @@ class Client:
         """Seconds to look for an agent that answers before giving up."""
         self.remote = remote
         """The agent to ask over https; then no socket is used."""
+        self.near: frozenset[str] = frozenset()
+        """Sockets that nodes' records alone name."""
         self._slow = set[str]()
         """Agents that were reported as slow."""
 
     def twin(self) -> Client:
         """A copy of this client, for another thread."""
-        return Client(list(self.sockets), self.patience, self.remote)
+        twin = Client(list(self.sockets), self.patience, self.remote)
+        twin.near = self.near
+        return twin
 
     def endure(self, patience: float) -> None:
         """From now on survive the loss of this agent, if another agent on this machine can replace it."""
@@ -196,7 +206,8 @@ class Client:
         if self.remote is not None:
             return
         near = [n["api_socket"] for n in self.pages("/v1/nodes")["items"] if _is_near(n)]
-        self.sockets += [path for path in near if path not in self.sockets]
+        new = [path for path in near if path not in self.sockets]
+        self.sockets, self.near = [*self.sockets, *new], self.near.union(new)
 
     def get(self, path: str, **query: object) -> Json:
         """The answer to a GET. Raises ``CtlError`` for every answer that is not a success."""
@@ -306,7 +317,7 @@ class Client:
         while True:
             for at in list(self.sockets) if self.remote is None else [self.remote]:
                 try:
-                    response = _send(at, method, path, body, self._report_slow)
+                    response = _send(at, method, path, body, self._report_slow, vouched=at not in self.near)
                 except _LostError as error:
                     failed, step = f"the agent at {_name(at)} {error}", HOW_TO_WAKE if error.silent else away
                     if body is None:
@@ -369,10 +380,10 @@ def _unknown(what: str, more: str = "", code: int = Exit.UNREACHABLE) -> CtlErro
 
 
 def _send(
-    at: str | Where, method: str, path: str, body: Json | None, slow: Callable[[str], None]
+    at: str | Where, method: str, path: str, body: Json | None, slow: Callable[[str], None], *, vouched: bool
 ) -> http.client.HTTPResponse:
-    """``slow`` is called with the agent's name when it takes long. Raises OSError, HTTPException as long as nothing was
-    sent, then ``_LostError``."""
+    """``slow`` is called with the agent's name when it takes long. ``vouched``: whoever listens there is asked. Raises
+    OSError, HTTPException as long as nothing was sent, then ``_LostError``."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     connection: http.client.HTTPConnection
     if isinstance(at, Where):
@@ -380,7 +391,7 @@ def _send(
         if token := at.token():
             headers["Authorization"] = f"Bearer {token}"
     else:
-        connection = _UnixConnection(at, ANSWER_TIMEOUT)
+        connection = _UnixConnection(at, ANSWER_TIMEOUT, vouched=vouched)
     try:
         payload = None if body is None else json.dumps(body)
         connection.connect()

@@ -21,7 +21,9 @@ import pytest
 from click.testing import CliRunner
 
 from nodeagent.api.auth import name_of
+from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import NoAgentError
 from nodeagent.osutil.linux import can_refuse_descriptors
 from nodeagent.osutil.subuids import SUBORDINATES
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
@@ -430,5 +432,30 @@ def test_a_socket_of_his_that_a_nodes_record_names_is_asked_nothing(agent: LiveA
             assert [status for status, _ in answers] == [503]
             assert "who is not the agent's" in answers[0][1]["error"]["message"]
             assert [listening.stdout.readline() for _ in range(2)] == ["left\n"] * 2
+        finally:
+            listening.kill()
+
+
+def test_a_socket_of_his_that_a_nodes_record_names_is_sent_no_users_command(agent: LiveAgent) -> None:
+    """The tool asks other agents of its machine where its own has ended. It sent a job and its environment to whoever
+    listened where a record said."""
+    theirs = agent.view.near["n2"]
+    folder = Path(theirs).parent
+    folder.mkdir()
+    os.chown(folder, ATTACKER, ATTACKER)
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENS, theirs, str(ATTACKER), '{"jobs": []}'], stdout=subprocess.PIPE, text=True
+    ) as listening:
+        try:
+            assert listening.stdout is not None
+            assert listening.stdout.readline() == "listens\n"
+            tool = Client([agent.socket])
+            tool.endure(0.0)
+            assert tool.sockets == [agent.socket, theirs]
+            for asking in (tool, tool.twin()):
+                asking.sockets = [theirs]  # its agent has ended
+                with pytest.raises(NoAgentError, match=f"user {ATTACKER} listens there, who is neither root nor you"):
+                    asking.change("POST", "/v1/jobs", jobs=[])
+                assert listening.stdout.readline() == "left\n"
         finally:
             listening.kill()

@@ -223,7 +223,7 @@ def test_refusals_change_nothing(
 
 
 def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_takes(client: Client) -> None:
-    response = send(client.sockets[0], "PUT", "/v1/jobs", None, print)
+    response = send(client.sockets[0], "PUT", "/v1/jobs", None, print, vouched=True)
     response.close()
     assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD, POST")
 
