@@ -221,7 +221,7 @@ def _full(cluster: Cluster, node: str, mine: Claim, wall: float) -> str:
             continue
         if counts:
             away.append(record.id)
-        elif live and claim.phase == "asks" and (claim.since, natural(record.id)) < first:
+        elif live and not record.mute and claim.phase == "asks" and (claim.since, natural(record.id)) < first:
             before.append(record.id)
     limit = max(1, size // ONE_IN)
     others = sorted(away, key=natural) + (sorted(before, key=natural) if mine.phase == "asks" else [])

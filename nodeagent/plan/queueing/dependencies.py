@@ -267,8 +267,9 @@ def _is_held(cluster: Cluster, job: JobRecord) -> bool:
 
 
 def keeps_history(cluster: Cluster, node: str) -> bool:
-    """Whether this node is the one that moves records there: the first live one by name."""
-    return next((name for name in in_order(cluster) if cluster.live(name)), "") == node
+    """Whether this node is the one that moves records there: the first live one by name whose agent speaks."""
+    live = (name for name in in_order(cluster) if cluster.live(name))
+    return min(live, key=lambda name: cluster.nodes[name].mute, default="") == node
 
 
 def _records(cluster: Cluster) -> list[JobRecord]:

@@ -207,6 +207,14 @@ def test_one_that_is_away_for_its_repair_keeps_the_next_from_going() -> None:
     assert go(claim(phase="holds"), found, [repair_state(make_node("n0"), claim())]) == Next("runs")
 
 
+def test_who_asked_before_and_has_a_silent_agent_keeps_nobody_from_a_repair() -> None:
+    found = asks("reboot")
+    asked_first = repair_state(make_node("n0", mute=True), claim())
+    assert go(claim(), found, [asked_first]) == Next("holds")
+    away = repair_state(make_node("n0", mute=True), claim(phase="runs"))
+    assert go(claim(), found, [away]).phase == "asks", "it is being repaired"
+
+
 def test_a_node_that_never_comes_back_from_its_repair_keeps_the_others_for_an_hour() -> None:
     found, gone = asks("reboot"), repair_state(make_node("n9"), claim(phase="runs"))
 

@@ -17,7 +17,7 @@ from nodeagent.plan.queueing.dependencies import (
     keeps_history,
     outlived,
 )
-from tests.unit.plan.build import NOW, WALL, make_cluster, make_generation, make_job, make_spec
+from tests.unit.plan.build import NOW, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 
 DAY = 86_400.0
 
@@ -125,3 +125,11 @@ def test_one_node_keeps_the_history() -> None:
     assert [n for n in cluster.nodes if keeps_history(cluster, n)] == ["n1"]
     lapsed = make_cluster(["n2", "n10", "n1"], lapsed=["n1"])
     assert [n for n in lapsed.nodes if keeps_history(lapsed, n)] == ["n2"]
+
+
+def test_a_node_whose_agent_is_silent_keeps_no_history() -> None:
+    """While its lease lives on nobody moved records there."""
+    cluster = make_cluster([make_node("n1", mute=True), "n2", "n3"])
+    assert [n for n in cluster.nodes if keeps_history(cluster, n)] == ["n2"]
+    alone = make_cluster([make_node("n1", mute=True), make_node("n2", mute=True)])
+    assert [n for n in alone.nodes if keeps_history(alone, n)] == ["n1"], "whoever reads that speaks"
