@@ -310,7 +310,7 @@ class Membership:
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
                 raise
-            self.unusable = ""
+            self._answers()
             self._distrusted.difference_update(beat.damaged)
             if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
@@ -413,11 +413,15 @@ class Membership:
             left = max(0.0, self.fence_at - self._clock.now())
             self._log.warning("store does not answer", why=str(error), fence_in=round(left, 2))
 
-    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
+    def _answers(self) -> None:
+        """The store does, whatever it says."""
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
             self._process.wake()
             self.away_since, self.unusable = None, ""
+
+    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
+        self._answers()
         if beat.facts is not None:
             self._facts_sent = beat.facts
         if beat.readiness is not None:

@@ -180,14 +180,22 @@ def joined_middleware(view: AgentView) -> Middleware:
     return middleware
 
 
+HICCUP = 2.0
+"""Seconds for which an answer that did not come may have been late on a busy machine: until then the store is asked
+again before a change is refused. The agent asks by itself twice a second, and knows when it is back."""
+
+
 def answering_middleware(view: AgentView) -> Middleware:
     """Refuses changes while the store is unreachable. They are not even sent: a store that was only frozen would make
-    the change later, when the caller no longer expects it. Costs at most two timeouts of the store, and nothing while
-    it answers."""
+    the change later, when the caller no longer expects it. Costs nothing while it answers, nor once it is known to be
+    away; at most two timeouts of the store in between."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method != "GET" and view.health().store_away_since is not None:
+        since = view.health().store_away_since
+        if request.method != "GET" and since is not None:
+            if time.time() - since > HICCUP:
+                raise store_away(view, "refused")
             try:
                 with contextlib.suppress(StoreRefusedError):  # the store answers: the handler reports the refusal
                     await view.refresh()

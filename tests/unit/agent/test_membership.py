@@ -320,6 +320,25 @@ async def test_pods_of_a_beat_that_was_not_answered_and_all_after_a_join_are_pub
     assert [pod.uid for pod in store.sent[-1] or ()] == ["a", "b"]
 
 
+async def test_a_store_that_refuses_a_beat_is_not_away(tmp_path: Path) -> None:
+    """Changes that need no lease of ours were refused as if nobody answered."""
+    clock = Clock()
+    store = Away(Server(clock.now))
+    lease = make_lease(tmp_path, clock, store, "x")
+    await lease.join()
+    store.away = True
+    with pytest.raises(StoreUnavailableError):
+        await lease.beat()
+    assert lease.away_since is not None
+    store.away = False
+    await store.leave("n1", lease.incarnation)
+    with pytest.raises(StoreRefusedError):
+        await lease.beat()
+    assert not lease.joined
+    away: float | None = lease.away_since
+    assert away is None
+
+
 def test_how_old_the_lease_is_goes_by_the_lease_process_and_counts_once_there_is_one(tmp_path: Path) -> None:
     clock, words = Clock(), Words()
     metrics = Metrics()

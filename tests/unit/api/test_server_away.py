@@ -14,6 +14,7 @@ import pytest
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
+from nodeagent.api.errors import HICCUP
 from nodeagent.api.serializers import lent_json, pods_json
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.jobtext import job_lines
@@ -103,8 +104,10 @@ class Trying(FakeView):
     """Notices with a beat that the store is back, or (``refused``) that its lease is not its own any more."""
 
     refused = False
+    asked = 0
 
     async def refresh(self) -> None:
+        self.asked += 1
         if self.refused:
             raise StoreRefusedError("lost", "this life was declared lost")
         await super().refresh()
@@ -146,7 +149,7 @@ async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
     await view.join()
     await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
-    view.away_since, view.store.away = time.time() - 12, True
+    view.away_since, view.store.away = time.time(), True  # its answer may just have been late
     async with served(view) as session:
         async with session.post("/v1/jobs/digits/stop", json={"request_id": "r2"}) as answer:
             error = (await answer.json())["error"]
@@ -160,10 +163,29 @@ async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
     assert await view.store.request("r2") is not None
 
 
+async def test_a_change_is_refused_at_once_while_the_store_is_known_to_be_away(tmp_path: Path) -> None:
+    """Each change had the agent ask it, for two timeouts, and wait for those before it."""
+    view = Trying(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await view.refresh()
+    view.away_since, view.asked = time.time() - HICCUP - 1, 0
+    async with served(view) as session:
+        for _ in range(3):
+            async with session.post("/v1/jobs/digits/stop", json={"request_id": "r2"}) as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (503, "store_away")
+            assert "nothing was changed, and nothing can be until it answers" in error["message"]
+        assert (view.asked, await view.store.request("r2")) == (0, None)
+        view.away_since = None  # the agent's own beat was answered
+        async with session.post("/v1/jobs/digits/stop", json={"request_id": "r2"}) as answer:
+            assert answer.status == 200
+
+
 async def test_a_store_that_refuses_our_lease_answers(tmp_path: Path) -> None:
     view = Trying(tmp_path)
     await view.join()
-    view.away_since, view.refused = time.time() - 12, True
+    view.away_since, view.refused = time.time(), True
     async with served(view) as session, session.post("/v1/nodes/n2/forget", json={"request_id": "r"}) as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"]) == (409, "state")
@@ -222,7 +244,7 @@ async def test_why_a_store_that_answers_cannot_serve_is_reported(tmp_path: Path)
     view = Trying(tmp_path)
     await view.join()
     view.store.error = StoreUnusableError("it is full (OOM): see its log")
-    view.away_since, view.store.away = time.time() - 12, True
+    view.away_since, view.store.away = time.time(), True
     async with served(view) as session, session.post("/v1/jobs/x/stop", json={"request_id": "r2"}) as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"]) == (503, "store_away")
