@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.model.job import Control, JobRecord, Quota
 from nodeagent.model.jobspec import Array
+from nodeagent.model.world import MOST_ALONE, AloneRestart, PodReport
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import NewJob
 from tests.contract.bench import Bench, generation, refused, spec
@@ -51,6 +52,22 @@ async def test_events_of_one_users_jobs_push_out_no_others(bench: Bench) -> None
     assert len(every) == 2502
     await bench.submit("u2", name="again", owner=0)
     assert len(await bench.store.events("0-0", 9000)) == 2503
+
+
+async def test_events_of_what_the_nodes_of_one_users_jobs_report_push_out_no_others(bench: Bench) -> None:
+    """Of workers that fail without end in a job that runs: the steps that take reports read a part of its record, and
+    did not know whose it is."""
+    await bench.up("n1")
+    await bench.submit("u1", name="root", owner=0)
+    job = await bench.active(await bench.submit("u2", name="fails"), "n1")
+    token = generation(job).token
+    for part in range(2600 // MOST_ALONE):
+        orders = range(part * MOST_ALONE, (part + 1) * MOST_ALONE)
+        ends = tuple(AloneRestart(rank=0, order=n, at=5, exit=7, text=f"failed: {n}") for n in orders)
+        await bench.store.report("u2", token, "n1", bench.lives["n1"], PodReport(state="running", alone=ends))
+    every = await bench.store.events("0-0", 9000)
+    assert [event.job for event in every[:2]] == ["", "root"]
+    assert len([event for event in every if event.job == "fails"]) == 2500
 
 
 async def test_all_or_none(bench: Bench) -> None:

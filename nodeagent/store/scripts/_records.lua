@@ -436,8 +436,8 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
-local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'stands_since', 'rev',
-  'generation_id', 'generation_number', 'generation_state', 'last_number', 'active_number', 'active_id', 'checkpoint',
+local LEAN = { 'uid', 'name', 'owner', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since',
+  'stands_since', 'rev', 'generation_id', 'generation_number', 'generation_state', 'last_number', 'active_number', 'active_id', 'checkpoint',
   'generation_address', 'generation_store_hosted', 'generation_seal', 'generation_released', 'generation_stopped',
   'generation_ready', 'held' }
 local OF_NODE = { 'member:', 'holder:', 'failsafe_member:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
