@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from nodeagent.model.node import Cordon
+from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -97,6 +98,31 @@ def test_a_moment_without_an_agent_is_no_silence(back: float) -> None:
             await asyncio.sleep(1)
         assert number(c) == before
         assert not any(event.kind == "AgentSilent" for event in c.server.state.events)
+
+    simulate(3, scenario)
+
+
+def test_a_member_that_acknowledges_and_never_starts_is_replaced_when_its_agents_grace_is_over() -> None:
+    """Nobody can tell from a record that its workers run: that they do is not reported. But its agent is silent, so its
+    node leaves, and the others, whose workers wait for its own, go on at no cost."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+
+        def acknowledged() -> list[str]:
+            generation = c.job("j").generation
+            forming = generation is not None and generation.state == "forming"
+            return [n for n in generation.members if n not in generation.missing] if generation and forming else []
+
+        await c.until(lambda: bool(acknowledged()), 30, "one has acknowledged")
+        (stuck, *_) = acknowledged()
+        c.nodes[stuck].freeze_agent()
+        await c.until(lambda: c.job("j").phase == "running", 5, "it is active")
+        await asyncio.sleep(ENOUGH)
+        assert not c.nodes[stuck].machine.pods["uid-j"].alive
+        await running(c, 2, limit=AgentConfig().without_agent + 5)
+        assert stuck not in members(c, "j")
+        assert not any(entry.counts for entry in c.job("j").budget.values())
 
     simulate(3, scenario)
 
