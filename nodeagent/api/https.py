@@ -56,6 +56,8 @@ class ServerBounds:
     """Time for a request's body to arrive."""
     keepalive: float = 15.0
     """Time between two requests of one connection."""
+    tokens: float = 30.0
+    """Time between two looks whether the tokens whose requests are being answered are still known."""
     retry: float = RETRY
     """Time until the next attempt if the address or the certificate could not be used."""
 
@@ -118,7 +120,11 @@ class HttpsServer:
                 host = f"[{self._address}]" if ":" in self._address else self._address
                 self._notify(f"https://{host}:{listening.getsockname()[1]}", certificate)
                 assert runner.server is not None
-                await door.serve(listening, runner.server)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(keeper.watch_tokens(self._bounds.tokens))
+                    await door.serve(listening, runner.server)
+            except* OSError as group:  # accepting is impossible
+                raise group.exceptions[0] from None
             finally:
                 await runner.cleanup()
                 door.hang_up()

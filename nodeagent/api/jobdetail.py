@@ -175,9 +175,10 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     of several roles, whose places may share nodes), that could run it now, that could run it once they are ready, and
     that are live. ``enough``, ``enough_soon``: these are enough now, or once they are ready. ``cordoned``: the first
     few suitable nodes that are cordoned; ``mute``: those whose agents are silent; ``unmet``: why no known nodes are
-    suitable; ``held``: other jobs hold nodes; ``barred``: nodes have room, but its queue may not use more; ``capped``:
-    which queue may never use so much, if one; ``blocked``: it waits for other jobs; ``begins``: its start time has not
-    come; ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
+    suitable; ``unfit``: how many could, but for a check of theirs that failed; ``held``: other jobs hold nodes;
+    ``barred``: nodes have room, but its queue may not use more; ``capped``: which queue may never use so much, if one;
+    ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``kept_for``: the job ahead for which
+    suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -202,6 +203,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
         "kept_for": kept.by.name if kept is not None else "",
+        "unfit": room.unfit,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
 

@@ -83,8 +83,9 @@ class TokenBook:
         self._thread = DaemonPool(1)
         """One, so that no request sees the new version with the old table; where the disk hangs, it does alone."""
 
-    async def find(self, token: str) -> tuple[str, TokenEntry] | None:
-        """The name and the rights of this token. Raises ``ApiError`` if the file's disk does not answer."""
+    async def find(self, digest: str) -> tuple[str, TokenEntry] | None:
+        """The name and the rights of the token of this SHA-256. Raises ``ApiError`` if the file's disk does not
+        answer."""
         path = self._path
         if path is None:
             return None
@@ -94,7 +95,7 @@ class TokenBook:
         except (TimeoutError, RuntimeError):  # there may be no thread to be had
             what = f"{path}, by which tokens are known here, did not answer within {LOOK_LIMIT:g} s"
             raise ApiError("permission", what, "check that disk, or ask the agent of another node") from None
-        return known.get(hashlib.sha256(token.encode()).hexdigest())
+        return known.get(digest)
 
     def _newest(self, path: Path) -> Known:
         version: tuple[int, ...] = (0,)
@@ -131,6 +132,23 @@ class Doorkeeper:
         self.body_timeout = body_timeout
         """Seconds for a request's body to arrive."""
         self._gate, self._certificate, self._tokens, self._jobs = gate, certificate, tokens, jobs
+        self._let_in: dict[asyncio.BaseTransport, tuple[str, tuple[str, TokenEntry]]] = {}
+        """By connection: the SHA-256 of the token whose request is being answered, and what the file said of it."""
+
+    async def watch_tokens(self, every: float) -> None:
+        """Until cancelled, every so many seconds: closes the connections on which a request is being answered whose
+        token has other rights by now, or none. Whoever follows a job's output asks once and reads for weeks."""
+        while True:
+            await asyncio.sleep(every)
+            for transport, (digest, then) in [*self._let_in.items()]:
+                with contextlib.suppress(ApiError):  # its disk does not answer now: that takes no right from anybody
+                    if await self._tokens.find(digest) != then:
+                        transport.close()
+
+    def answered(self, transport: asyncio.BaseTransport | None) -> None:
+        """The answer on this connection is complete, or was given up."""
+        if transport is not None:
+            self._let_in.pop(transport, None)
 
     def challenge(self) -> str:
         """A challenge for the next ticket."""
@@ -145,9 +163,11 @@ class Doorkeeper:
         if given.startswith(f"{SCHEME} "):
             return self._by_ticket(request, given)
         if given.startswith("Bearer "):
-            found = await self._tokens.find(given.removeprefix("Bearer ").strip())
+            found = await self._tokens.find(digest := _digest(given))
             if found is None:
                 raise ApiError("unknown_caller", "this agent does not know the token", "see api.tokens in its config")
+            if request.transport is not None:
+                self._let_in[request.transport] = digest, found
             return await self._by_token(request, *found)
         if given:
             raise ApiError("unknown_caller", "this kind of credential is not known here", _HOW)
@@ -199,6 +219,10 @@ class Doorkeeper:
                 "correct it in the agent's tokens file, or ask an agent of a node that knows the user",
             )
         return replace(who, trusted=False, remote=True)
+
+
+def _digest(given: str) -> str:
+    return hashlib.sha256(given.removeprefix("Bearer ").strip().encode()).hexdigest()
 
 
 def _certificate_name(request: web.Request) -> str:
@@ -256,6 +280,13 @@ def door_middleware(keeper: Doorkeeper, connections: RemoteConnections) -> Middl
             if request.transport is not None and not connections.may_ask_again(request.transport):
                 answer.force_close()
             return answer
+        transport = request.transport  # None once the caller has gone
+        try:
+            return await let_in(request, handler)
+        finally:
+            keeper.answered(transport)
+
+    async def let_in(request: web.Request, handler: Handler) -> web.StreamResponse:
         who = await keeper.who(request)
         if who.reads_only and request.method not in ("GET", "HEAD"):
             raise ApiError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ def read_file(file: str, kind: str, left: str, parse: Callable[[str, str], T]) -
     from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
+    if file == "-" and sys.stdin is None:
+        raise CtlError("cannot read <stdin>: it is closed", Exit.USAGE, f"give the path of a {kind}")
     try:
         with click.open_file(file, "rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -29,7 +32,10 @@ def read_file(file: str, kind: str, left: str, parse: Callable[[str, str], T]) -
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, f"is it a {kind}?") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise CtlError(
+            f"{name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8 text", Exit.USAGE, f"is it a {kind} in UTF-8?"
+        ) from None
     try:
         return parse(text, name)
     except SpecError as error:

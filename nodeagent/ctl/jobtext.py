@@ -537,6 +537,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return f"see whether the agent of {way['mute'][0]} runs there: systemctl status nodeagent"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
+    if way["unfit"] and way["fit"] + way["pending"] + way["unfit"] >= (way["needs"] or 1):
+        return f"correct what Why says of {count(way['unfit'], 'node')}; the checks are made again by themselves"
     if way["held"]:
         return "nothing: it starts when enough of the nodes that other jobs hold are free"
     if way["needs"] is None:
@@ -638,6 +640,9 @@ def _next(job: Json) -> list[str]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif waits := _waits_for_roles(job):
         step = f"nothing yet: {waits}"
+    elif stuck := [pod["node"] for pod in job["pods"] if pod["phase"] == "stuck"]:
+        look = f"nodeagentctl describe {stuck[0]}"
+        step = f"see what its processes on {stuck[0]} wait for ({look}): they do not end, even with SIGKILL"
     elif left := _outliving(job):
         step = _ends_outliving(job, left)
     elif job["why"]:

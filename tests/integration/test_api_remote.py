@@ -32,6 +32,7 @@ from tests.integration.remote_support import (
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 USER, UID = "nobody", pwd.getpwnam("nobody").pw_uid
+BOUNDS_OF_TOKENS = ServerBounds(tokens=0.05)
 ALL = TOKENS | {"users": f"user: {USER}", "strangers": "user: nobody-here-has-this-name"}
 
 
@@ -223,6 +224,24 @@ def test_a_client_certificate_of_the_ca_reads(agent: LiveAgent, tmp_path: Path) 
         with door.speak(post, known) as secure:
             answer = secure.recv(65536).decode()
         assert answer.startswith("HTTP/1.1 403 ") and "certificate prometheus may read" in answer
+
+
+def test_what_follows_with_a_token_ends_soon_after_the_token_is_removed(agent: LiveAgent, tmp_path: Path) -> None:
+    """The caller asked once, long before the administrator took the token out of the file."""
+    tokens = write_tokens(tmp_path / "tokens.yaml", TOKENS)
+    with https(agent, agent.view, BOUNDS_OF_TOKENS, tokens=str(tokens)) as door:
+        kept, removed = (
+            f"GET /v1/events?follow=true HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {name}-secret\r\n\r\n"
+            for name in ("operates", "reads")
+        )
+        with door.speak(kept.encode()) as stays, door.speak(removed.encode()) as goes:
+            assert stays.recv(12) == goes.recv(12) == b"HTTP/1.1 200"
+            write_tokens(tokens, {"operates": TOKENS["operates"]})
+            while goes.recv(65536):
+                pass
+            stays.setblocking(False)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                assert stays.recv(65536), "hung up on, too"
 
 
 # --- bounds

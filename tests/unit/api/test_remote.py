@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ MANY = 4
 
 
 async def name(book: TokenBook, token: str = "reads-secret") -> str | None:
-    found = await book.find(token)
+    found = await book.find(hashlib.sha256(token.encode()).hexdigest())
     return None if found is None else found[0]
 
 

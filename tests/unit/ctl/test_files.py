@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nodeagent.ctl.files import read_file
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import CtlError
 
 
 @pytest.mark.parametrize("words", [("queue", "apply", "-f"), ("validate",)])
@@ -16,7 +18,7 @@ from nodeagent.ctl.main import cli
     [
         ("é".encode() * 70_000, "is larger than 128 KiB"),
         (b"\n" + "é".encode() * 70_000, "is larger than 128 KiB"),
-        (b"name: \xff\n", "is not UTF-8 text"),
+        (b"name: x\nb: \xff\n", ":2: byte 0xff is not UTF-8 text"),
         (b"nothing: 1\n", "mistake"),
     ],
 )
@@ -27,6 +29,12 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, words: tuple[str, ...], data:
     assert result.exit_code == 2
     assert f"{file}" in result.stderr
     assert says in result.stderr
+
+
+def test_stdin_that_is_closed_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as of `submit - <&-`
+    with pytest.raises(CtlError, match="cannot read <stdin>: it is closed"):
+        read_file("-", "job file", "nothing was submitted", parse=lambda text, _name: text)
 
 
 @pytest.mark.parametrize(("words", "kind"), [(("queue", "apply", "-f"), "queue file"), (("validate",), "job file")])

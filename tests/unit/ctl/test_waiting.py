@@ -22,6 +22,7 @@ from tests.unit.plan.build import (
     NOW,
     PREPARING,
     UID,
+    UNFIT,
     WALL,
     life,
     make_cluster,
@@ -50,11 +51,12 @@ def step(cluster: Cluster, job: JobRecord) -> str:
         (["n1", make_node("n2", mute=True)], [], {}, "the agent of n2 runs there: systemctl status nodeagent"),
         (["n1"], [], {}, "start more nodes: it needs 2, and of all nodes 1 live"),
         ([make_node("n1", slots=1), make_node("n2", slots=1)], [taken()], {}, "nodes that other jobs hold are free"),
+        (["n1", make_node("n2", ready={UID: UNFIT})], [taken()], {}, "correct what Why says of 1 node; the checks"),
         (["n1", make_node("n2", ready={UID: PREPARING})], [], {}, "nothing yet: nodes get ready"),
         (["n1", "n2"], [], {}, "as soon as it is its turn"),
         (["n1", "n2"], [], {"not_before": NOW + 12_000}, "it starts again by itself in 12"),
     ],
-    ids=["cordoned", "mute", "too few", "held", "preparing", "its turn", "backs off"],
+    ids=["cordoned", "mute", "too few", "held", "unfit", "preparing", "its turn", "backs off"],
 )
 def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], more: dict[str, Any], says: str) -> None:
     job = make_job("holding", spec=PAIR, active=1, **more)
@@ -191,6 +193,13 @@ def test_next_names_who_outlives_the_success_of_the_others(more: dict[str, Any],
     for worker in workers[:-1]:
         worker["exit"] = 1
     assert "others have exited 0" not in job_lines(detail)[-1], "they failed"
+
+
+def test_next_of_a_job_whose_processes_do_not_end_does_not_call_that_well() -> None:
+    detail = samples.detail(samples.job())
+    detail["pods"][1]["phase"] = "stuck"
+    line = " ".join(job_lines(detail)[-1].split())
+    assert "see what its processes on n2 wait for (nodeagentctl describe n2)" in line and "nothing is wrong" not in line
 
 
 @pytest.mark.parametrize(
