@@ -19,7 +19,7 @@ from nodeagent.agent.undecided import Undecided
 from nodeagent.model.node import Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.pods.pod import PodAction, Prepare
+from nodeagent.plan.pods.actions import PodAction, Prepare
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import RetentionConfig
 

@@ -24,7 +24,7 @@ from nodeagent.model.base import first_error
 from nodeagent.model.job import RETENTION, BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
 from nodeagent.plan import steps
-from nodeagent.plan.pods import pod
+from nodeagent.plan.pods import actions
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.environment import roles_file, worker_environments
 from nodeagent.store.base import StepFailedError, StoreRefusedError
@@ -83,51 +83,51 @@ class Applier:
         """By job and kind of step, of jobs of which no step has gone through since."""
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
-    async def pod(self, action: pod.PodAction) -> bool:
+    async def pod(self, action: actions.PodAction) -> bool:
         """Carry out one pod action; true if the snapshot changed by it. Raises StoreUnavailableError."""
         if self._snapshot.recovering:  # since this was decided: the view may be older than what others have seen
             return False
         job = self._snapshot.job(action.uid)
         log = self._log.bind(job=job.name if job is not None else action.uid)
         match action:
-            case pod.Prepare(uid, why):
+            case actions.Prepare(uid, why):
                 if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why, given_up, broken, sooner, later):
+            case actions.Stop(uid, grace, why, given_up, broken, sooner, later):
                 log.debug("stop", why=why, grace=grace)
                 self._host.stop(uid, grace, given_up, broken, sooner, later)
-            case pod.Promise(uid, token, rendezvous, why, ports, above):
+            case actions.Promise(uid, token, rendezvous, why, ports, above):
                 log.debug("promise", generation=token.number, why=why)
                 self._host.promise(uid, token, rendezvous, ports, above)
-            case pod.Start(uid, token, why):
+            case actions.Start(uid, token, why):
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     if (order := self._message(uid, partial(self._start_order, job))) is not None:
                         self._host.start(uid, order)
-            case pod.Release(uid, token, roles, why):
+            case actions.Release(uid, token, roles, why):
                 if job is not None and self._allowed(job):
                     if self._news(uid, ("release", token, roles)):
                         log.info("release", generation=token.number, roles=list(roles), why=why)
                     self._host.release(uid, token, roles)
-            case pod.StopRole(uid, token, role, number, why):
+            case actions.StopRole(uid, token, role, number, why):
                 log.info("stop role", generation=token.number, role=role, round=number, why=why)
                 self._host.stop_role(uid, token, role, number)
-            case pod.StartRole(uid, token, role, number, wait, why):
+            case actions.StartRole(uid, token, role, number, wait, why):
                 if job is not None and self._allowed(job):
                     log.info("start role", generation=token.number, role=role, round=number, wait=wait, why=why)
                     self._host.start_role(uid, token, role, number, wait)
-            case pod.LookAtWorkers(uid, why, limit):
+            case actions.LookAtWorkers(uid, why, limit):
                 log.debug("look", why=why)
                 self._host.look(uid, limit)
-            case pod.Retire(uid, why):
+            case actions.Retire(uid, why):
                 status = self._host.status().get(uid)
                 if job is None and status is not None and not status.quiet and not self._lease.seasoned:
                     log.debug("not retired: the store may just have lost its job", why=why)
                     return False
                 log.debug("retire", why=why)
                 self._host.retire(uid)
-            case pod.SendAck(uid, token, ack, last, why):
+            case actions.SendAck(uid, token, ack, last, why):
                 if self._news(uid, ("ack", token)):
                     log.info("acknowledge", generation=token.number, why=why)
                 me = self._lease
@@ -135,7 +135,7 @@ class Applier:
                 own = timed.model_copy(update={"host": me.facts.address})
                 signed = self._seal.ack(uid, token, me.node, own)
                 return await self._write(uid, "ack", self._store.ack(uid, token, me.node, me.incarnation, signed, last))
-            case pod.ReportPod(uid, token, report, why):
+            case actions.ReportPod(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
                 ends = [end.at for end in report.exits if not end.stopped and end.at]
@@ -147,7 +147,7 @@ class Applier:
                 lease = self._lease
                 reported = self._store.report(uid, token, lease.node, lease.incarnation, report, text)
                 return await self._write(uid, "report", reported)
-            case pod.Keep(uid, token, expect, failsafe_members, why):
+            case actions.Keep(uid, token, expect, failsafe_members, why):
                 log.info("keep", generation=token.number, why=why)
                 lease = self._lease
                 kept = self._store.keep(uid, token, lease.node, lease.incarnation, expect, failsafe_members)

@@ -19,7 +19,7 @@ from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Generation, Token
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.pods.pod import Keep
+from nodeagent.plan.pods.actions import Keep
 from nodeagent.pods.folder import folder_name
 
 _Kept = tuple[Token, frozenset[tuple[str, str]]]

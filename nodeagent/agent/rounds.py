@@ -28,7 +28,8 @@ from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import turn
-from nodeagent.plan.pods.pod import Guard, Keep, PodAction, asks_the_store, plan_pods
+from nodeagent.plan.pods.actions import Keep, PodAction, asks_the_store
+from nodeagent.plan.pods.pod import Guard, plan_pods
 from nodeagent.plan.queueing.dependencies import (
     SHELVED_AT_ONCE,
     believed,

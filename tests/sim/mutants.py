@@ -45,7 +45,9 @@ from nodeagent.plan.nodes import candidates, health, setbacks
 from nodeagent.plan.nodes.labels import Tree
 from nodeagent.plan.placing import placement, places
 from nodeagent.plan.placing.places import Ground, Site
-from nodeagent.plan.pods import pod
+from nodeagent.plan.pods import running as running_pod
+from nodeagent.plan.pods import stopping
+from nodeagent.plan.pods.actions import Release
 from nodeagent.plan.steps import Decision
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
@@ -534,28 +536,28 @@ def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
             return report
         return (report or PodReport(state="running")).model_copy(update={"completed": True})
 
-    patch.setattr(pod, "with_completion", first)
+    patch.setattr(running_pod, "with_completion", first)
 
 
 def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
     """A role that comes after others is released when the first place of those is ready."""
 
-    def at_once(job: JobRecord, generation: Generation, status: PodStatus) -> pod.Release | None:
+    def at_once(job: JobRecord, generation: Generation, status: PodStatus) -> Release | None:
         if not status.waiting or not any(report.ready for report in generation.reports.values()):
             return None
-        return pod.Release(job.uid, generation.token, status.waiting, "some place is ready")
+        return Release(job.uid, generation.token, status.waiting, "some place is ready")
 
-    patch.setattr(pod, "_release", at_once)
+    patch.setattr(running_pod, "_release", at_once)
 
 
 def roles_stop_at_once(patch: pytest.MonkeyPatch) -> None:
     """Servers do not wait for trainers on other nodes."""
-    patch.setattr(pod, "stops_later", lambda *_: ())
+    patch.setattr(stopping, "stops_later", lambda *_: ())
 
 
 def a_part_that_has_ended_is_not_announced(patch: pytest.MonkeyPatch) -> None:
     """Two nodes with servers and trainers wait for each other until half of the grace is over."""
-    patch.setattr(pod, "newly_down", lambda *_: ())
+    patch.setattr(stopping, "newly_down", lambda *_: ())
 
 
 def a_part_counts_as_the_whole(patch: pytest.MonkeyPatch) -> None:
@@ -577,7 +579,7 @@ def failures_ask_one_by_one(patch: pytest.MonkeyPatch) -> None:
         what = next_round(generation, member, reached, down)
         return what if what is None or what.starts else None
 
-    patch.setattr(pod, "next_round", starts)
+    patch.setattr(running_pod, "next_round", starts)
 
 
 def _least_one(one: Role) -> dict[str, object]:

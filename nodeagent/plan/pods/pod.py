@@ -6,248 +6,39 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
-from nodeagent.model.world import Ack, Generation, Member, PodReport, Token
+from nodeagent.model.world import Ack
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.blame import leaves_broken, memory_share
-from nodeagent.plan.failure.faults import final_report
-from nodeagent.plan.failure.policies import tasks_asked_for
-from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays
 from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
 from nodeagent.plan.nodes.health import claimed
-from nodeagent.plan.pods.order import newly_down, stops_later
-from nodeagent.plan.pods.prepare import UNFIT_KEPT, failed_here, should_prepare
-from nodeagent.plan.pods.report import (
-    Alone,
-    cut_short,
-    doom,
-    failure_words,
-    farewell_report,
-    going_on,
-    lost,
-    lost_report,
-    of_member,
-    read_report,
-    same_report,
-    with_alone,
-    with_completion,
-    with_crowd,
+from nodeagent.plan.pods.actions import (
+    Keep,
+    PodAction,
+    Prepare,
+    Promise,
+    Release,
+    Retire,
+    SendAck,
+    Start,
+    StartRole,
+    Stop,
 )
+from nodeagent.plan.pods.forming import _ack, _form, _promise
+from nodeagent.plan.pods.podcase import PodCase, _unknown
+from nodeagent.plan.pods.prepare import UNFIT_KEPT, failed_here, should_prepare
+from nodeagent.plan.pods.report import of_member
+from nodeagent.plan.pods.running import _own_report, _run
+from nodeagent.plan.pods.stopping import _stop
 from nodeagent.plan.queueing.elastic import nodes_wanted
 from nodeagent.plan.queueing.queue import line_key, next_up
 from nodeagent.plan.queueing.reservations import line
-from nodeagent.pods.base import GivenUp, PodStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Have a shim with its checks done and its fork server warm."""
-
-    uid: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Durably promise never to start anything below this generation; group rank 0 also holds its rendezvous."""
-
-    uid: str
-    token: Token
-    rendezvous: bool
-    why: str
-    ports: int = 0
-    """So many are held for the node's places."""
-    above: int = 0
-    """Of a rendezvous: so many ports after its own are named to workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now. ``given_up``: have the snapshots in memory written out.
-    ``broken``: not all ranks will leave together."""
-
-    uid: str
-    grace: float | None
-    why: str
-    given_up: GivenUp | None = None
-    broken: bool = False
-    sooner: Mapping[str, float] = field(default_factory=dict)
-    """Roles whose workers have less than ``grace``: role to seconds."""
-    later: tuple[str, ...] = ()
-    """Roles that workers on other nodes still come after: theirs are asked to stop when those have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendAck:
-    """Tell the store that nothing older runs here any more."""
-
-    uid: str
-    token: Token
-    ack: Ack
-    last: PodReport | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start this node's workers of the active generation."""
-
-    uid: str
-    token: Token
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Start the workers of these roles: all that they come after are ready."""
-
-    uid: str
-    token: Token
-    roles: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopRole:
-    """Kill this node's workers of a role, which is started again as a whole."""
-
-    uid: str
-    token: Token
-    role: str
-    number: int
-    """Of the round that they are stopped for."""
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartRole:
-    """Start this node's workers of a role again: all of it is down, on every node."""
-
-    uid: str
-    token: Token
-    role: str
-    number: int
-    wait: float
-    """Seconds until they start."""
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportPod:
-    """Tell the store how the pod's workers are."""
-
-    uid: str
-    token: Token
-    report: PodReport
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtWorkers:
-    """Others of the gang see no progress: have this node's shim tell what its workers do. With a limit: have it tell
-    only once they have done nothing for so long."""
-
-    uid: str
-    why: str
-    limit: float | None = None
-    """Seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Give the active generation other failsafe members."""
-
-    uid: str
-    token: Token
-    expect: dict[str, str]
-    failsafe_members: dict[str, str]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """The pod is not needed here any more."""
-
-    uid: str
-    why: str
-
-
-PodAction = (
-    Prepare
-    | Stop
-    | Promise
-    | SendAck
-    | Start
-    | Release
-    | StopRole
-    | StartRole
-    | ReportPod
-    | LookAtWorkers
-    | Keep
-    | Retire
-)
-
-
-def asks_the_store(action: PodAction) -> bool:
-    """Whether the action needs the store."""
-    return isinstance(action, SendAck | ReportPod | Keep)
-
-
-@dataclass(frozen=True, slots=True)
-class PodCase:
-    """One pod of this node, or a job that may need one here, and all that a rule looks at."""
-
-    cluster: Cluster
-    node: str
-    life: str
-    uid: str
-    job: JobRecord | None
-    """None: it is gone from the store."""
-    status: PodStatus | None
-    """None: it has no pod here."""
-    lends: bool
-    """A promise of this node may still lend it time."""
-    up: Collection[str]
-    """Jobs (uids) that are next in line: only those of the ones that wait get pods."""
-
-    @property
-    def generation(self) -> Generation | None:
-        return self.job.generation if self.job is not None else None
-
-    @property
-    def is_member(self) -> bool:
-        """Of the newest generation, in this life."""
-        member = self.generation.members.get(self.node) if self.generation is not None else None
-        return member is not None and member.life == self.life
-
-    @property
-    def is_holder(self) -> bool:
-        """It may still run what is older than the newest generation, in this life."""
-        holder = self.generation.holders.get(self.node) if self.generation is not None else None
-        return holder is not None and holder.life == self.life
-
-    @property
-    def forms(self) -> bool:
-        """A generation is forming that this node has a part in."""
-        return self.generation is not None and self.generation.state == "forming" and (self.is_member or self.is_holder)
-
-    @property
-    def runs(self) -> bool:
-        """A generation is active that this node is a member of."""
-        return self.generation is not None and self.generation.state == "active" and self.is_member
-
-    @property
-    def stuck(self) -> bool:
-        """SIGKILL is pending: what is there runs no more of its own code, and cannot end."""
-        return self.status is not None and self.status.phase == "stuck"
-
+from nodeagent.pods.base import PodStatus
 
 Rule = Callable[[PodCase], PodAction | None]
 """None: it has nothing to say; the next rule is asked."""
@@ -462,11 +253,6 @@ RULES: tuple[Rule, ...] = (gone, form, run, end, release, retire, keep, stop_aga
 """The first one that has something to say decides."""
 
 
-def _unknown(case: PodCase) -> bool:
-    """Workers may run: its shim has to say."""
-    return case.status is not None and case.status.phase == "unknown"
-
-
 def _engaged(case: PodCase) -> bool:
     """What is to be done follows from a generation."""
     return case.forms or case.runs or case.is_holder or _end(case) is not None
@@ -485,100 +271,6 @@ def _end(case: PodCase) -> PodAction | None:
     planned = case.is_holder and generation is not None and generation.planned
     why = "stopping" if case.is_holder else "this node is not in the newest generation"
     return _stop(case, job, planned, why)
-
-
-def _form(case: PodCase) -> PodAction | None:
-    cluster, job, generation, node, status = case.cluster, case.job, case.generation, case.node, case.status
-    if job is None or generation is None or not case.forms or _unknown(case):
-        return None
-    in_generation = case.is_member
-    if case.stuck:  # the others may go on, but not with this node
-        return None if in_generation else _ack(case, job, generation, generation.holders[node].life)
-    if status is not None and not status.quiet:
-        why = f"generation {generation.number} is forming: {generation.cause.text}"
-        return _stop(case, job, generation.planned, why)
-    life = generation.members[node].life if in_generation else generation.holders[node].life
-    if not in_generation:
-        return _ack(case, job, generation, life)
-    if node not in generation.missing and node not in generation.holders:
-        if case.lends or not must_let_go(cluster, job, node):
-            return None
-        # Only the lending is sent again. Nothing else is checked again: if the shim has died since, the start shows it.
-        again = Ack(life=life)
-        return SendAck(
-            job.uid, generation.token, again, None, f"{node} gives no more failsafe time to an older generation"
-        )
-    if status is None or status.phase == "gone":
-        return Prepare(job.uid, f"a member of generation {generation.number}")
-    if status.phase in ("preparing", "unfit"):
-        return None
-    if node in strays(cluster, job, {node: status.folder}):
-        return None  # the others form without it as soon as its record says so
-    leads, rendezvous = generation.members[node].group_rank == 0, status.rendezvous
-    lacks = leads and (rendezvous is None or rendezvous.token != generation.token)
-    # A shim that has its promise from the disk, or found no free port, holds none; one that is about to hears it twice.
-    if status.highest != generation.token or lacks or len(status.ports) != generation.members[node].ports:
-        return _promise(cluster, job, generation, node)
-    address = rendezvous.address if leads and rendezvous is not None else ""
-    return _ack(case, job, generation, life, address)
-
-
-def _run(case: PodCase) -> PodAction | None:
-    job, generation, node, status = case.job, case.generation, case.node, case.status
-    if job is None or generation is None or not case.runs or _unknown(case):
-        return None
-    sent = generation.reports.get(node)
-    if status is None or status.phase == "gone":
-        if final_report(sent):
-            return None  # it had finished before: what its workers did stands
-        found = lost(status.reason if status is not None else "")
-        alone = sent.alone if sent is not None else ()
-        return _report(job, generation, sent, found.model_copy(update={"alone": alone}))
-    mine = status.generation == generation.token
-    if mine:
-        status = of_member(status, generation.members[node])
-    doomed = doom(generation, node, read_report(status) if mine else None)
-    if mine:
-        if doomed and not status.quiet:
-            return Stop(job.uid, None, doomed)
-        reported = _own_report(case, job, generation, status, doomed=bool(doomed))
-        goes_on = None if doomed else _round(case, job, generation, status) or _release(job, generation, status)
-        return reported or goes_on or _look(job, generation, node, status)
-    if not status.quiet:
-        return _stop(case, job, False, f"generation {generation.number} is active")
-    if status.highest != generation.token:
-        reason = "this node has no record of having promised this generation"
-        return _report(job, generation, sent, PodReport(state="refused", reason=reason))
-    if doomed:
-        return None  # a member has failed already
-    return Start(job.uid, generation.token, f"generation {generation.number} is active")
-
-
-def _own_report(
-    case: PodCase, job: JobRecord, generation: Generation, status: PodStatus, *, doomed: bool
-) -> ReportPod | None:
-    """What there is to report of the active generation; None: nothing that was not reported."""
-    sent, member = generation.reports.get(case.node), generation.members[case.node]
-    report = read_report(status)
-    if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
-        report = None  # those that waited for other roles were stopped before they started
-    report = report or (None if doomed else cut_short(status) or going_on(sent))
-    share = _memory_share(case, member)
-    report = with_crowd(report, share)
-    asked = tasks_asked_for(job.spec)
-    if job.spec.completes or asked:
-        report = with_completion(report, status, member, job.spec.completes, asked)
-    if status.ready and not status.quiet:
-        report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
-    report = with_alone(report, sent, status, Alone(member, case.cluster.served, share))
-    if status.rounds:
-        report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
-    return _report(job, generation, sent, report)
-
-
-def _memory_share(case: PodCase, member: Member) -> float:
-    record = case.cluster.nodes.get(case.node)
-    return memory_share(record.facts, member.devices) if record is not None else 0.0
 
 
 def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -609,144 +301,3 @@ def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     """Jobs of higher priority, then older ones, first."""
     job = cluster.jobs.get(uid)
     return (0, 0, uid) if job is None else (*line_key(job), uid)
-
-
-def _promise(cluster: Cluster, job: JobRecord, generation: Generation, node: str) -> Promise:
-    me = generation.members[node]
-    leads = me.group_rank == 0
-    above = _ports_above(cluster, generation, node) if leads and not me.places else 0
-    return Promise(job.uid, generation.token, leads, f"generation {generation.number} is forming", me.ports, above)
-
-
-def _ports_above(cluster: Cluster, generation: Generation, first: str) -> int:
-    """How far the workers' ports count up from the rendezvous', as in ``pods/environment.py``: at each address by
-    itself, which nodes may share; and one more at that of the first node."""
-    at = {name: node.facts.address for name in generation.members if (node := cluster.nodes.get(name)) is not None}
-    workers: Counter[str] = Counter()
-    for name, member in generation.members.items():
-        workers[at.get(name, name)] += member.workers
-    return max(workers[at.get(first, first)], max(workers.values()) - 1)
-
-
-def _report(
-    job: JobRecord, generation: Generation, sent: PodReport | None, report: PodReport | None
-) -> ReportPod | None:
-    if report is None or (sent is not None and same_report(sent, report)):
-        return None
-    why = report.reason or failure_words(report.exits) or report.state
-    if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
-        newest = report.alone[-1]
-        what = "all of its role" if newest.round else "it"
-        why = f"{newest.text}; {what} is to be started again while the gang goes on"
-    elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
-        why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
-    if report.stall is not None:
-        why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
-    return ReportPod(job.uid, generation.token, report, why)
-
-
-def _round(case: PodCase, job: JobRecord, generation: Generation, status: PodStatus) -> StopRole | StartRole | None:
-    """What is next for a role here that is started again as a whole."""
-    if final_report(generation.reports.get(case.node)):
-        return None  # all that it ran has ended well, and is over: the gang is formed anew
-    what = next_round(generation, generation.members[case.node], status.rounds, status.down)
-    if what is None:
-        return None
-    nodes = ", ".join(member.node for member in members_with(generation, what.role))
-    if not what.starts:
-        why = f"a worker of {what.role} failed: the role is started again on {nodes}"
-        return StopRole(job.uid, generation.token, what.role, what.number, why)
-    wait = round_wait(job, generation, what.role, case.cluster.served)
-    return StartRole(job.uid, generation.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
-
-
-def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Release | None:
-    """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
-    others may wait for."""
-    ready = {name for report in generation.reports.values() for name in report.ready}
-    done = (
-        generation.members[n]
-        for n, report in generation.reports.items()
-        if report.state == "succeeded" and n in generation.members
-    )
-    ready |= {place.name for member in done for place in member.places}
-    roles, sizes = {role.name: role for role in job.spec.roles if role.after}, generation.sizes
-    found = []
-    for name in status.waiting:
-        if name not in roles:
-            continue  # the shim is the job's user's: what waits there waits for nobody
-        first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
-        if name not in status.down and ready.issuperset(first):
-            found.append(name)
-    if not found:
-        return None
-    others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
-    return Release(job.uid, generation.token, tuple(found), f"all places of {others} are ready")
-
-
-def _look(job: JobRecord, generation: Generation, node: str, status: PodStatus) -> LookAtWorkers | None:
-    if status.phase != "running" or status.stall is not None:
-        return None
-    others = [n for n, r in generation.reports.items() if n != node and r.stall is not None and r.stall.suspects]
-    names = ", ".join(sorted(others, key=natural))
-    if status.watched is False and job.spec.watched_by is None and job.spec.finish is not None and not job.spec.several:
-        done = any(e.code == 0 and not e.stopped for e in status.exits)
-        if done or others or any(r.state == "succeeded" for r in generation.reports.values()):
-            return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
-    return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
-
-
-def _stop(case: PodCase, job: JobRecord, planned: bool, why: str) -> Stop | SendAck:
-    """Of a planned stop, too: what ended here that workers on other nodes wait for."""
-    generation, node, status = job.generation, case.node, case.status
-    if not planned or generation is None or status is None:
-        return Stop(job.uid, None, why)
-    broken = leaves_broken(job, generation)
-    if not broken and (down := newly_down(job, generation, node, status)):
-        ack = Ack(life=case.life, ended=generation.state == "ended", down=down)
-        text = f"no worker of {', '.join(down)} runs on {node} any more; others stop after them"
-        return SendAck(job.uid, generation.token, ack, None, text)
-    held = generation.holders.get(node)
-    roles = {place.role for place in held.places} if held is not None else ()
-    grace, sooner = job.spec.graces(roles, generation.grace)
-    later = () if broken else stops_later(case.cluster, job, generation, node)
-    return Stop(
-        job.uid, grace, why, given_up=_given_up(job, generation), broken=broken, sooner=sooner, later=later
-    )  # fmt: skip
-
-
-def _given_up(job: JobRecord, generation: Generation) -> GivenUp | None:
-    """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
-    The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
-    since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
-    if generation.state == "ended":
-        return GivenUp(stays=False, world=0, since=since)
-    lives = {node: member.life for node, member in generation.members.items()}
-    stay = [node for node, holder in generation.holders.items() if lives.get(node) == holder.life]
-    if len(stay) == len(generation.holders):
-        return None
-    return GivenUp(stays=bool(stay), world=generation.world_size, since=since)
-
-
-def _ack(case: PodCase, job: JobRecord, generation: Generation, life: str, address: str = "") -> SendAck:
-    node, status = case.node, case.status
-    hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
-    last = None
-    if status is not None and status.generation is not None and status.generation.number == job.last_number:
-        held = generation.holders.get(node)
-        own = of_member(status, held) if held is not None else status
-        last = read_report(own) or farewell_report(own)
-        last = with_crowd(last, _memory_share(case, held)) if held is not None else last
-    if last is None and status is not None and job.silent.get(node) == life:  # no report since a fault: it may be this
-        last = lost_report(status, job.last_number)
-    stuck = status is not None and status.phase == "stuck"
-    member = generation.members.get(node)
-    asked = member.ports if member is not None else 0
-    ports = status.ports if status is not None and len(status.ports) == asked else ()
-    ack = Ack(
-        life=life, ended=generation.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
-        lends=case.lends and node in job.failsafe_members, ports=ports,
-    )  # fmt: skip
-    return SendAck(
-        job.uid, generation.token, ack, last, f"nothing older than generation {generation.number} runs on {node}"
-    )

@@ -18,7 +18,7 @@ from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
-from nodeagent.plan.pods.pod import Release
+from nodeagent.plan.pods.actions import Release
 from nodeagent.plan.steps import Activate, Decision, Remove, Settle
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from tests.unit.plan.build import make_job

@@ -13,7 +13,7 @@ from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
-from nodeagent.plan.pods.pod import Keep
+from nodeagent.plan.pods.actions import Keep
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreUnavailableError

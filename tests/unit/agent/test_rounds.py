@@ -24,22 +24,13 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
+from nodeagent.plan.pods.actions import Prepare, Retire, Start
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StepFailedError, StoreRefusedError
 from nodeagent.store.messages import Proposal
-from tests.unit.plan.build import (
-    READY,
-    UID,
-    WALL,
-    life,
-    make_cluster,
-    make_generation,
-    make_job,
-    make_node,
-    make_spec,
-)
+from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
 
 NODES = [make_node("n1"), make_node("n2")]
 GENERATION = make_generation(("n1", "n2"), acks=("n1", "n2"))

@@ -12,7 +12,8 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import left_out, place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates, strays
-from nodeagent.plan.pods.pod import PodAction, Promise, plan_pods
+from nodeagent.plan.pods.actions import PodAction, Promise
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
 from nodeagent.pods.base import PodStatus

@@ -15,7 +15,8 @@ from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.health import WINDOW, bar, next_step, sick_members
-from nodeagent.plan.pods.pod import Start, plan_pods
+from nodeagent.plan.pods.actions import Start
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.repair import (
     AWAY,
     DAY,

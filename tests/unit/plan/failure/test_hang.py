@@ -14,7 +14,8 @@ from nodeagent.model.pod import RankFacts, Stall, WorkerState
 from nodeagent.model.world import Generation, Place, PodReport, WorkerExit
 from nodeagent.plan.failure.hang import Hung, find_hang, watching
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.pods.pod import LookAtWorkers, PodAction, ReportPod, plan_pods
+from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, ReportPod
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, End, Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (

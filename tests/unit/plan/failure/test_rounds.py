@@ -11,7 +11,8 @@ from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import AloneRestart, Generation, Member, Place, PodReport
 from nodeagent.plan.failure.faults import find_fault, restarts_spent
 from nodeagent.plan.failure.rounds import Round, next_round, round_wait, unable
-from nodeagent.plan.pods.pod import PodAction, Release, ReportPod, StartRole, Stop, StopRole, plan_pods
+from nodeagent.plan.pods.actions import PodAction, Release, ReportPod, StartRole, Stop, StopRole
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import NOW, UID, make_cluster, make_exit, make_generation, make_job, make_spec
 

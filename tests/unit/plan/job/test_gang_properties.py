@@ -17,7 +17,8 @@ from nodeagent.model.world import CauseKind, Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import gone_nodes
-from nodeagent.plan.pods.pod import Keep, SendAck, Start, plan_pods
+from nodeagent.plan.pods.actions import Keep, SendAck, Start
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle, phase_may_become
 from nodeagent.pods.base import PodStatus

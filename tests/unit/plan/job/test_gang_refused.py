@@ -11,7 +11,8 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.pods.pod import Prepare, Promise, Retire, Start, Stop, plan_pods
+from nodeagent.plan.pods.actions import Prepare, Promise, Retire, Start, Stop
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, End, Propose, Remove
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (

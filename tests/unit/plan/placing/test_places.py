@@ -18,7 +18,8 @@ from nodeagent.model.world import Place, PodReport
 from nodeagent.plan.fairshare.resources import devices_for
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.placing.places import Layout, Site, lay_out
-from nodeagent.plan.pods.pod import PodAction, Release, ReportPod, plan_pods
+from nodeagent.plan.pods.actions import PodAction, Release, ReportPod
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import Decision, End, Propose, Settle
 from nodeagent.pods.base import PodStatus

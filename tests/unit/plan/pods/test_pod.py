@@ -11,7 +11,7 @@ from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation, NodeRecord
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Generation, Place, PodReport, Starved, Token, WorkerExit
-from nodeagent.plan.pods.pod import (
+from nodeagent.plan.pods.actions import (
     PodAction,
     Prepare,
     Promise,
@@ -21,8 +21,8 @@ from nodeagent.plan.pods.pod import (
     Start,
     Stop,
     asks_the_store,
-    plan_pods,
 )
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.pods.base import GivenUp, PodStatus, Rendezvous
 from nodeagent.pods.environment import worker_environments
 from tests.unit.plan.build import (

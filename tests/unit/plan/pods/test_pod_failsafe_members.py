@@ -9,18 +9,9 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Generation, Token
-from nodeagent.plan.pods.pod import (
-    RULES,
-    Keep,
-    PodAction,
-    PodCase,
-    Prepare,
-    Retire,
-    SendAck,
-    Stop,
-    decide_pod,
-    plan_pods,
-)
+from nodeagent.plan.pods.actions import Keep, PodAction, Prepare, Retire, SendAck, Stop
+from nodeagent.plan.pods.pod import RULES, decide_pod, plan_pods
+from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.pods.base import PodStatus, Rendezvous
 from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_generation, make_job, make_node
 

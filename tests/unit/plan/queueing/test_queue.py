@@ -18,7 +18,8 @@ from nodeagent.plan.job.proposal import place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.pods.pod import Prepare, Retire, plan_pods
+from nodeagent.plan.pods.actions import Prepare, Retire
+from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import UNFIT_KEPT
 from nodeagent.plan.queueing import queue, reservations
 from nodeagent.plan.queueing.room import Room, room_for

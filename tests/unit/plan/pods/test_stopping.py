@@ -9,8 +9,9 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Member, Place, Token
-from nodeagent.plan.pods.order import newly_down, stops_later
-from nodeagent.plan.pods.pod import SendAck, Stop, plan_pods
+from nodeagent.plan.pods.actions import SendAck, Stop
+from nodeagent.plan.pods.pod import plan_pods
+from nodeagent.plan.pods.stopping import newly_down, stops_later
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_spec
 

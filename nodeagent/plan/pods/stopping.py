@@ -1,4 +1,5 @@
-"""In which order the roles of a gang stop: the reverse of that in which they start.
+"""How the workers of a pod are stopped: with which grace, what becomes of their snapshots, and in which order the roles
+of a gang stop: the reverse of that in which they start.
 
 A trainer may need its parameter servers to save, and MindSpore's workers their scheduler to leave. A shim keeps the
 order among its own workers (``shim/grace.py``); this module keeps it between nodes. Each holder of a generation tells
@@ -12,9 +13,12 @@ from collections.abc import Collection
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.roleorder import comes_after
-from nodeagent.model.world import Generation, Member
+from nodeagent.model.world import Ack, Generation, Member
 from nodeagent.plan.cluster import Cluster
-from nodeagent.pods.base import PodStatus
+from nodeagent.plan.failure.blame import leaves_broken
+from nodeagent.plan.pods.actions import SendAck, Stop
+from nodeagent.plan.pods.podcase import PodCase
+from nodeagent.pods.base import GivenUp, PodStatus
 
 
 def _before(spec: JobSpec) -> dict[str, frozenset[str]]:
@@ -54,3 +58,35 @@ def _running_elsewhere(cluster: Cluster, generation: Generation, node: str) -> C
 
 def _roles(member: Member) -> frozenset[str]:
     return frozenset(place.role for place in member.places)
+
+
+def _stop(case: PodCase, job: JobRecord, planned: bool, why: str) -> Stop | SendAck:
+    """Of a planned stop, too: what ended here that workers on other nodes wait for."""
+    generation, node, status = job.generation, case.node, case.status
+    if not planned or generation is None or status is None:
+        return Stop(job.uid, None, why)
+    broken = leaves_broken(job, generation)
+    if not broken and (down := newly_down(job, generation, node, status)):
+        ack = Ack(life=case.life, ended=generation.state == "ended", down=down)
+        text = f"no worker of {', '.join(down)} runs on {node} any more; others stop after them"
+        return SendAck(job.uid, generation.token, ack, None, text)
+    held = generation.holders.get(node)
+    roles = {place.role for place in held.places} if held is not None else ()
+    grace, sooner = job.spec.graces(roles, generation.grace)
+    later = () if broken else stops_later(case.cluster, job, generation, node)
+    return Stop(
+        job.uid, grace, why, given_up=_given_up(job, generation), broken=broken, sooner=sooner, later=later
+    )  # fmt: skip
+
+
+def _given_up(job: JobRecord, generation: Generation) -> GivenUp | None:
+    """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
+    The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
+    since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
+    if generation.state == "ended":
+        return GivenUp(stays=False, world=0, since=since)
+    lives = {node: member.life for node, member in generation.members.items()}
+    stay = [node for node, holder in generation.holders.items() if lives.get(node) == holder.life]
+    if len(stay) == len(generation.holders):
+        return None
+    return GivenUp(stays=bool(stay), world=generation.world_size, since=since)

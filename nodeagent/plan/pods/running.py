@@ -1,0 +1,153 @@
+"""What a member of an active generation does: start its workers once, and report what changes; release roles that have
+waited for others, and start roles again that restart as a whole.
+
+How a report reads is ``report.py``'s, what follows from it ``failure/faults.py``'s.
+"""
+
+from __future__ import annotations
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Generation, PodReport
+from nodeagent.plan.cluster import natural
+from nodeagent.plan.failure.faults import final_report
+from nodeagent.plan.failure.policies import tasks_asked_for
+from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
+from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, Release, ReportPod, Start, StartRole, Stop, StopRole
+from nodeagent.plan.pods.podcase import PodCase, _unknown
+from nodeagent.plan.pods.report import (
+    Alone,
+    cut_short,
+    doom,
+    failure_words,
+    going_on,
+    lost,
+    of_member,
+    read_report,
+    same_report,
+    with_alone,
+    with_completion,
+    with_crowd,
+)
+from nodeagent.plan.pods.stopping import _stop
+from nodeagent.pods.base import PodStatus
+
+
+def _run(case: PodCase) -> PodAction | None:
+    job, generation, node, status = case.job, case.generation, case.node, case.status
+    if job is None or generation is None or not case.runs or _unknown(case):
+        return None
+    sent = generation.reports.get(node)
+    if status is None or status.phase == "gone":
+        if final_report(sent):
+            return None  # it had finished before: what its workers did stands
+        found = lost(status.reason if status is not None else "")
+        alone = sent.alone if sent is not None else ()
+        return _report(job, generation, sent, found.model_copy(update={"alone": alone}))
+    mine = status.generation == generation.token
+    if mine:
+        status = of_member(status, generation.members[node])
+    doomed = doom(generation, node, read_report(status) if mine else None)
+    if mine:
+        if doomed and not status.quiet:
+            return Stop(job.uid, None, doomed)
+        reported = _own_report(case, job, generation, status, doomed=bool(doomed))
+        goes_on = None if doomed else _round(case, job, generation, status) or _release(job, generation, status)
+        return reported or goes_on or _look(job, generation, node, status)
+    if not status.quiet:
+        return _stop(case, job, False, f"generation {generation.number} is active")
+    if status.highest != generation.token:
+        reason = "this node has no record of having promised this generation"
+        return _report(job, generation, sent, PodReport(state="refused", reason=reason))
+    if doomed:
+        return None  # a member has failed already
+    return Start(job.uid, generation.token, f"generation {generation.number} is active")
+
+
+def _own_report(
+    case: PodCase, job: JobRecord, generation: Generation, status: PodStatus, *, doomed: bool
+) -> ReportPod | None:
+    """What there is to report of the active generation; None: nothing that was not reported."""
+    sent, member = generation.reports.get(case.node), generation.members[case.node]
+    report = read_report(status)
+    if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
+        report = None  # those that waited for other roles were stopped before they started
+    report = report or (None if doomed else cut_short(status) or going_on(sent))
+    share = case.memory_share(member)
+    report = with_crowd(report, share)
+    asked = tasks_asked_for(job.spec)
+    if job.spec.completes or asked:
+        report = with_completion(report, status, member, job.spec.completes, asked)
+    if status.ready and not status.quiet:
+        report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
+    report = with_alone(report, sent, status, Alone(member, case.cluster.served, share))
+    if status.rounds:
+        report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
+    return _report(job, generation, sent, report)
+
+
+def _report(
+    job: JobRecord, generation: Generation, sent: PodReport | None, report: PodReport | None
+) -> ReportPod | None:
+    if report is None or (sent is not None and same_report(sent, report)):
+        return None
+    why = report.reason or failure_words(report.exits) or report.state
+    if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
+        newest = report.alone[-1]
+        what = "all of its role" if newest.round else "it"
+        why = f"{newest.text}; {what} is to be started again while the gang goes on"
+    elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
+        why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
+    if report.stall is not None:
+        why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
+    return ReportPod(job.uid, generation.token, report, why)
+
+
+def _round(case: PodCase, job: JobRecord, generation: Generation, status: PodStatus) -> StopRole | StartRole | None:
+    """What is next for a role here that is started again as a whole."""
+    if final_report(generation.reports.get(case.node)):
+        return None  # all that it ran has ended well, and is over: the gang is formed anew
+    what = next_round(generation, generation.members[case.node], status.rounds, status.down)
+    if what is None:
+        return None
+    nodes = ", ".join(member.node for member in members_with(generation, what.role))
+    if not what.starts:
+        why = f"a worker of {what.role} failed: the role is started again on {nodes}"
+        return StopRole(job.uid, generation.token, what.role, what.number, why)
+    wait = round_wait(job, generation, what.role, case.cluster.served)
+    return StartRole(job.uid, generation.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
+
+
+def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Release | None:
+    """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
+    others may wait for."""
+    ready = {name for report in generation.reports.values() for name in report.ready}
+    done = (
+        generation.members[n]
+        for n, report in generation.reports.items()
+        if report.state == "succeeded" and n in generation.members
+    )
+    ready |= {place.name for member in done for place in member.places}
+    roles, sizes = {role.name: role for role in job.spec.roles if role.after}, generation.sizes
+    found = []
+    for name in status.waiting:
+        if name not in roles:
+            continue  # the shim is the job's user's: what waits there waits for nobody
+        first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
+        if name not in status.down and ready.issuperset(first):
+            found.append(name)
+    if not found:
+        return None
+    others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
+    return Release(job.uid, generation.token, tuple(found), f"all places of {others} are ready")
+
+
+def _look(job: JobRecord, generation: Generation, node: str, status: PodStatus) -> LookAtWorkers | None:
+    if status.phase != "running" or status.stall is not None:
+        return None
+    others = [n for n, r in generation.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    names = ", ".join(sorted(others, key=natural))
+    if status.watched is False and job.spec.watched_by is None and job.spec.finish is not None and not job.spec.several:
+        done = any(e.code == 0 and not e.stopped for e in status.exits)
+        if done or others or any(r.state == "succeeded" for r in generation.reports.values()):
+            return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
+    return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
