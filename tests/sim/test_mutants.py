@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from nodeagent.plan.job import gang
-from nodeagent.plan.pods import pod
+from nodeagent.plan.pods import forming, pod
 from tests.groups import seeds
 from tests.sim import provocations
 from tests.sim.mutants import MUTANTS, SEEDS, Mutant, Provocation, caught, change
@@ -45,7 +45,9 @@ def test_a_mutant_whose_lua_fails_is_not_taken_for_caught(monkeypatch: pytest.Mo
     assert failed.group_contains(RuntimeError, match="ack.lua failed")
 
 
-@pytest.mark.parametrize(("module", "rule"), [(gang, "completed"), (gang, "_forming"), (pod, "_may"), (pod, "_form")])
+@pytest.mark.parametrize(
+    ("module", "rule"), [(gang, "completed"), (gang, "_forming"), (pod, "_may"), (forming, "promise")]
+)
 def test_a_rule_that_raises_ends_the_simulation(module: ModuleType, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Production leaves the job as it is and goes on with the others (``agent/undecided.py``)."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack
 from nodeagent.plan.cluster import Cluster, natural
@@ -29,12 +29,12 @@ from nodeagent.plan.pods.actions import (
     StartRole,
     Stop,
 )
-from nodeagent.plan.pods.forming import _ack, _form, _promise
-from nodeagent.plan.pods.podcase import PodCase, _unknown
+from nodeagent.plan.pods.forming import acknowledge, form, promise
+from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.plan.pods.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.pods.report import of_member
-from nodeagent.plan.pods.running import _own_report, _run
-from nodeagent.plan.pods.stopping import _stop
+from nodeagent.plan.pods.running import own_report, run
+from nodeagent.plan.pods.stopping import stop
 from nodeagent.plan.queueing.elastic import nodes_wanted
 from nodeagent.plan.queueing.queue import line_key, next_up
 from nodeagent.plan.queueing.reservations import line
@@ -90,8 +90,11 @@ def plan_pods(
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
-        case = PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up)
-        found = guard(uid, partial(_find, case))
+        if job is None:
+            found = guard(uid, partial(_find_without_job, uid, statuses[uid]))
+        else:
+            case = PodCase(cluster, node, incarnation.life, job, status, uid in lent, up)
+            found = guard(uid, partial(_find, case))
         if found is None:
             continue  # what runs goes on
         action = found.action
@@ -111,23 +114,38 @@ def plan_pods(
 
 
 def _find(case: PodCase) -> PodFinding:
-    cluster, node, job, status = case.cluster, case.node, case.job, case.status
-    action = decide_pod(case)
+    action, status = decide_pod(case), case.status
     more = while_stopping(case) if isinstance(action, Stop) else None
     kept = isinstance(action, Prepare) or (action is None and status is not None)
-    spare = kept and job is not None and _is_spare(cluster, job, node)
     unfit = status is None or status.phase == "unfit" or bool(status.portless)
-    failed = unfit and job is not None and failed_here(cluster, job, node)
-    return PodFinding(action, more, spare, failed)
+    failed = unfit and failed_here(case.cluster, case.job, case.node)
+    return PodFinding(action, more, kept and _is_spare(case), failed)
+
+
+def _find_without_job(uid: str, status: PodStatus) -> PodFinding:
+    """Nothing is kept of it; but where its shim has yet to say whether workers run."""
+    action = Retire(uid, "the job is gone from the store") if status.phase != "unknown" else None
+    return PodFinding(action, more=None, spare=False, failed=False)
 
 
 def decide_pod(case: PodCase) -> PodAction | None:
-    """The action of the first rule in ``RULES`` that returns an allowed one (``_may``); None: nothing is to be done."""
+    """The action of the first rule in ``RULES`` that returns an allowed one (``_may``); but what is done over and over
+    (``_is_repeated``) only where no other rule has one: others may wait for this node meanwhile, as a failsafe member.
+    None: nothing is to be done."""
+    repeated: PodAction | None = None
     for rule in RULES:
         action = rule(case)
-        if action is not None and _may(case, action):
+        if action is None or not _may(case, action):
+            continue
+        if not _is_repeated(case, action):
             return action
-    return None
+        repeated = repeated or action
+    return repeated
+
+
+def _is_repeated(case: PodCase, action: PodAction) -> bool:
+    """A pod that is not ready is prepared, and one that is stuck is stopped, until it helps."""
+    return isinstance(action, Prepare) or (case.stuck and isinstance(action, Stop))
 
 
 def while_stopping(case: PodCase) -> PodAction | None:
@@ -135,16 +153,15 @@ def while_stopping(case: PodCase) -> PodAction | None:
     to disk and its rendezvous; only if nobody can still need the old rendezvous), or the report of the failure that
     they were stopped for."""
     action: PodAction | None = None
-    job, generation, status = case.job, case.generation, case.status
-    if job is None or generation is None or status is None:
+    job, generation, member, status = case.job, case.generation, case.member, case.status
+    if generation is None or member is None or status is None:
         return None
-    if case.forms:
+    if case.forming:
         astray = case.node in strays(case.cluster, job, {case.node: status.folder})
-        if case.is_member and not generation.planned and not astray and status.highest != generation.token:
-            action = _promise(case.cluster, job, generation, case.node)
-    elif case.runs and status.generation == generation.token:
-        own = of_member(status, generation.members[case.node])
-        action = _own_report(case, job, generation, own, doomed=True)
+        if not generation.planned and not astray and status.highest != generation.token:
+            action = promise(case, generation, member)
+    elif case.active and status.generation == generation.token:
+        action = own_report(case, generation, of_member(status, member), doomed=True)
     return action if action is None or _may(case, action) else None
 
 
@@ -152,69 +169,56 @@ def _may(case: PodCase, action: PodAction) -> bool:
     """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
     free for a repair. (Agents that chose these devices before they knew of the repair choose again.) And a pod that is
     stuck gives back its place in the job only once all nodes see that its devices are given to nobody."""
-    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release | StartRole):
-        return False
-    if isinstance(action, SendAck) and action.ack.stuck and not _kept_from_others(case):
-        return False
-    begins = isinstance(action, Promise | Start)
-    return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
+    match action:
+        case Prepare() | Release() | StartRole():
+            return case.job.uid not in case.cluster.refused
+        case Promise() | Start():
+            return case.job.uid not in case.cluster.refused and not _set_aside(case)
+        case SendAck():
+            return not action.ack.stuck or _kept_from_others(case)
+    return True
 
 
 # --- the rules
 
 
-def gone(case: PodCase) -> PodAction | None:
-    """Of a job without a record there is nothing to keep."""
-    if case.job is not None or case.status is None or _unknown(case):
-        return None
-    return Retire(case.uid, "the job is gone from the store")
-
-
-def form(case: PodCase) -> PodAction | None:
-    """A part of a generation that is forming: stop what is older, promise, acknowledge."""
-    action = _form(case)
-    return None if isinstance(action, Prepare) or _stops_what_is_stuck(case, action) else action
-
-
-def run(case: PodCase) -> PodAction | None:
-    """A member of an active generation: start once, then report what changes."""
-    action = _run(case)
-    return None if _stops_what_is_stuck(case, action) else action
-
-
 def end(case: PodCase) -> PodAction | None:
     """What runs and is in no generation, or in one that ended, is stopped."""
-    action = _end(case)
-    return None if _stops_what_is_stuck(case, action) else action
+    generation, status = case.generation, case.status
+    if status is None or case.has_part or status.quiet or case.unknown:
+        return None
+    if generation is None or case.holder is None:
+        return Stop(case.job.uid, None, "this node is not in the newest generation")
+    if case.stuck:
+        return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
+    return stop(case, generation, status, "stopping")
 
 
 def release(case: PodCase) -> PodAction | None:
     """All that was older has ended here: the others may count on it."""
-    job, generation = case.job, case.generation
-    if job is None or generation is None or case.forms or case.runs or not case.is_holder or _unknown(case):
+    generation = case.generation
+    if generation is None or case.holder is None or case.has_part or case.unknown:
         return None
-    return _ack(case, job, generation, case.life)
+    return acknowledge(case, generation)
 
 
 def retire(case: PodCase) -> PodAction | None:
     """A pod that the job does not need."""
     job, status = case.job, case.status
-    if job is None or status is None or _engaged(case) or _unknown(case):
+    if status is None or not status.quiet or _engaged(case) or should_prepare(case.cluster, job, case.node, case.up):
         return None
-    if should_prepare(case.cluster, job, case.node, case.up):
-        return None
-    return Retire(case.uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
+    return Retire(job.uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
 
 
 def keep(case: PodCase) -> PodAction | None:
     """What this node does as a failsafe member: let go of what has been superseded, see to it that there are enough
     failsafe members."""
     job, generation = case.job, case.generation
-    if job is None or generation is None or case.lends:
+    if generation is None or case.lends:
         return None
     # The acknowledgement of a member or holder says it as well, and says more: that nothing older runs there. An agent
     # that has just started does not know that of its pods yet.
-    has_part = case.is_holder or (generation.state == "forming" and case.node in generation.members)
+    has_part = case.holder is not None or (generation.state == "forming" and case.node in generation.members)
     if must_let_go(case.cluster, job, case.node) and not has_part:
         let_go = Ack(life=case.life, ended=generation.state == "ended")
         why = f"{case.node} gives no failsafe time to an older generation"
@@ -222,65 +226,36 @@ def keep(case: PodCase) -> PodAction | None:
     found = better(case.cluster, job)
     if found is None or chooser(case.cluster, job) != case.node:
         return None
-    return Keep(
-        job.uid,
-        generation.token,
-        job.failsafe_members,
-        found,
-        f"failsafe members are {', '.join(sorted(found, key=natural))}",
-    )
-
-
-def stop_again(case: PodCase) -> PodAction | None:
-    """A stuck pod is stopped again and again; others, who may wait for this node as a failsafe member, come first."""
-    return (_form(case) or _run(case) or _end(case)) if case.stuck else None
+    why = f"failsafe members are {', '.join(sorted(found, key=natural))}"
+    return Keep(job.uid, generation.token, job.failsafe_members, found, why)
 
 
 def prepare(case: PodCase) -> PodAction | None:
-    """A pod that is not ready is prepared again and again; as in ``stop_again``, what other nodes wait for comes
-    first."""
-    action, job = _form(case), case.job
-    if isinstance(action, Prepare):
-        return action
-    if job is None or _engaged(case) or not should_prepare(case.cluster, job, case.node, case.up):
+    """A pod that the job may need, and that is not there, or unfit: the host looks again, now and then."""
+    if case.status is not None and case.status.phase not in ("gone", "unfit"):
         return None
-    if case.status is None or case.status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
-        return Prepare(case.uid, "the job may need this node")
-    return None
+    if _engaged(case) or not should_prepare(case.cluster, case.job, case.node, case.up):
+        return None
+    return Prepare(case.job.uid, "the job may need this node")
 
 
-RULES: tuple[Rule, ...] = (gone, form, run, end, release, retire, keep, stop_again, prepare)
-"""The first one that has something to say decides."""
+RULES: tuple[Rule, ...] = (form, run, end, release, retire, keep, prepare)
+"""The first one that has something to say decides, as of ``decide_pod``."""
 
 
 def _engaged(case: PodCase) -> bool:
     """What is to be done follows from a generation."""
-    return case.forms or case.runs or case.is_holder or _end(case) is not None
+    return case.has_part or case.holder is not None
 
 
-def _stops_what_is_stuck(case: PodCase, action: PodAction | None) -> bool:
-    return case.stuck and isinstance(action, Stop)
-
-
-def _end(case: PodCase) -> PodAction | None:
-    job, generation, status = case.job, case.generation, case.status
-    if job is None or status is None or case.forms or case.runs or status.quiet or _unknown(case):
-        return None
-    if case.is_holder and case.stuck:
-        return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
-    planned = case.is_holder and generation is not None and generation.planned
-    why = "stopping" if case.is_holder else "this node is not in the newest generation"
-    return _stop(case, job, planned, why)
-
-
-def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+def _is_spare(case: PodCase) -> bool:
     """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
+    job, generation = case.job, case.generation
     if job.control.desired == "pause":
         return True
-    generation = job.generation
-    if job.phase != "running" or generation is None or node in generation.members:
+    if job.phase != "running" or generation is None or case.node in generation.members:
         return False
-    return staying(cluster, job) >= nodes_wanted(cluster, job)
+    return staying(case.cluster, job) >= nodes_wanted(case.cluster, job)
 
 
 def _kept_from_others(case: PodCase) -> bool:
@@ -290,9 +265,9 @@ def _kept_from_others(case: PodCase) -> bool:
     return case.status is None or held >= {*case.status.held}
 
 
-def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
+def _set_aside(case: PodCase) -> bool:
     """Devices that the job would use here are kept free for a repair."""
-    me, member = cluster.nodes.get(node), job.generation.members.get(node) if job.generation is not None else None
+    me, member = case.cluster.nodes.get(case.node), case.member
     claim = claimed(me.facts) if me is not None else None
     return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
 

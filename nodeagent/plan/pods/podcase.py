@@ -1,4 +1,4 @@
-"""One pod of this node, as a rule of ``pod.py`` looks at it."""
+"""One pod of this node, as the rules of ``pod.py`` look at it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ class PodCase:
     cluster: Cluster
     node: str
     life: str
-    uid: str
-    job: JobRecord | None
-    """None: it is gone from the store."""
+    job: JobRecord
     status: PodStatus | None
     """None: it has no pod here."""
     lends: bool
@@ -31,41 +29,50 @@ class PodCase:
 
     @property
     def generation(self) -> Generation | None:
-        return self.job.generation if self.job is not None else None
+        return self.job.generation
 
     @property
-    def is_member(self) -> bool:
+    def member(self) -> Member | None:
         """Of the newest generation, in this life."""
-        member = self.generation.members.get(self.node) if self.generation is not None else None
-        return member is not None and member.life == self.life
+        return self._mine(self.generation.members.get(self.node)) if self.generation is not None else None
 
     @property
-    def is_holder(self) -> bool:
+    def holder(self) -> Member | None:
         """It may still run what is older than the newest generation, in this life."""
-        holder = self.generation.holders.get(self.node) if self.generation is not None else None
-        return holder is not None and holder.life == self.life
+        return self._mine(self.generation.holders.get(self.node)) if self.generation is not None else None
+
+    def _mine(self, one: Member | None) -> Member | None:
+        return one if one is not None and one.life == self.life else None
 
     @property
-    def forms(self) -> bool:
-        """A generation is forming that this node has a part in."""
-        return self.generation is not None and self.generation.state == "forming" and (self.is_member or self.is_holder)
+    def forming(self) -> Generation | None:
+        """The generation that is forming, if this node has a part in it."""
+        found = self.generation
+        has_part = found is not None and found.state == "forming" and (self.member or self.holder) is not None
+        return found if has_part else None
 
     @property
-    def runs(self) -> bool:
-        """A generation is active that this node is a member of."""
-        return self.generation is not None and self.generation.state == "active" and self.is_member
+    def active(self) -> Generation | None:
+        """The generation that is active, if this node is a member of it."""
+        found = self.generation
+        return found if found is not None and found.state == "active" and self.member is not None else None
+
+    @property
+    def has_part(self) -> bool:
+        """In a generation that is forming or active."""
+        return self.forming is not None or self.active is not None
 
     @property
     def stuck(self) -> bool:
         """SIGKILL is pending: what is there runs no more of its own code, and cannot end."""
         return self.status is not None and self.status.phase == "stuck"
 
+    @property
+    def unknown(self) -> bool:
+        """Workers may run: its shim has to say."""
+        return self.status is not None and self.status.phase == "unknown"
+
     def memory_share(self, member: Member) -> float:
         """Of the node's memory, the part of this member's pod."""
         record = self.cluster.nodes.get(self.node)
         return memory_share(record.facts, member.devices) if record is not None else 0.0
-
-
-def _unknown(case: PodCase) -> bool:
-    """Workers may run: its shim has to say."""
-    return case.status is not None and case.status.phase == "unknown"

@@ -13,7 +13,7 @@ from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.failure.policies import tasks_asked_for
 from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, Release, ReportPod, Start, StartRole, Stop, StopRole
-from nodeagent.plan.pods.podcase import PodCase, _unknown
+from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.plan.pods.report import (
     Alone,
     cut_short,
@@ -28,46 +28,52 @@ from nodeagent.plan.pods.report import (
     with_completion,
     with_crowd,
 )
-from nodeagent.plan.pods.stopping import _stop
 from nodeagent.pods.base import PodStatus
 
 
-def _run(case: PodCase) -> PodAction | None:
-    job, generation, node, status = case.job, case.generation, case.node, case.status
-    if job is None or generation is None or not case.runs or _unknown(case):
+def run(case: PodCase) -> PodAction | None:
+    """A member of an active generation: start once, then report what changes."""
+    job, generation, member, status = case.job, case.active, case.member, case.status
+    if generation is None or member is None or case.unknown:
         return None
-    sent = generation.reports.get(node)
     if status is None or status.phase == "gone":
-        if final_report(sent):
-            return None  # it had finished before: what its workers did stands
-        found = lost(status.reason if status is not None else "")
-        alone = sent.alone if sent is not None else ()
-        return _report(job, generation, sent, found.model_copy(update={"alone": alone}))
-    mine = status.generation == generation.token
-    if mine:
-        status = of_member(status, generation.members[node])
-    doomed = doom(generation, node, read_report(status) if mine else None)
-    if mine:
-        if doomed and not status.quiet:
-            return Stop(job.uid, None, doomed)
-        reported = _own_report(case, job, generation, status, doomed=bool(doomed))
-        goes_on = None if doomed else _round(case, job, generation, status) or _release(job, generation, status)
-        return reported or goes_on or _look(job, generation, node, status)
+        return _gone(case, generation)
+    if status.generation == generation.token:
+        return _go_on(case, generation, of_member(status, member))
     if not status.quiet:
-        return _stop(case, job, False, f"generation {generation.number} is active")
+        return Stop(job.uid, None, f"generation {generation.number} is active")
     if status.highest != generation.token:
         reason = "this node has no record of having promised this generation"
-        return _report(job, generation, sent, PodReport(state="refused", reason=reason))
-    if doomed:
+        return _report(case, generation, PodReport(state="refused", reason=reason))
+    if doom(generation, case.node, None):
         return None  # a member has failed already
     return Start(job.uid, generation.token, f"generation {generation.number} is active")
 
 
-def _own_report(
-    case: PodCase, job: JobRecord, generation: Generation, status: PodStatus, *, doomed: bool
-) -> ReportPod | None:
-    """What there is to report of the active generation; None: nothing that was not reported."""
-    sent, member = generation.reports.get(case.node), generation.members[case.node]
+def _gone(case: PodCase, generation: Generation) -> ReportPod | None:
+    sent = generation.reports.get(case.node)
+    if final_report(sent):
+        return None  # it had finished before: what its workers did stands
+    found = lost(case.status.reason if case.status is not None else "")
+    alone = sent.alone if sent is not None else ()
+    return _report(case, generation, found.model_copy(update={"alone": alone}))
+
+
+def _go_on(case: PodCase, generation: Generation, status: PodStatus) -> PodAction | None:
+    """``status``: of workers of this generation."""
+    doomed = doom(generation, case.node, read_report(status))
+    if doomed and not status.quiet:
+        return Stop(case.job.uid, None, doomed)
+    reported = own_report(case, generation, status, doomed=bool(doomed))
+    if reported is not None or doomed:
+        return reported
+    return _round(case, generation, status) or _release(case.job, generation, status) or _look(case, generation, status)
+
+
+def own_report(case: PodCase, generation: Generation, status: PodStatus, *, doomed: bool) -> ReportPod | None:
+    """What there is to report of the active generation; None: nothing that was not reported. ``status``: as of
+    ``of_member``."""
+    job, sent, member = case.job, generation.reports.get(case.node), generation.members[case.node]
     report = read_report(status)
     if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
         report = None  # those that waited for other roles were stopped before they started
@@ -82,12 +88,11 @@ def _own_report(
     report = with_alone(report, sent, status, Alone(member, case.cluster.served, share))
     if status.rounds:
         report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
-    return _report(job, generation, sent, report)
+    return _report(case, generation, report)
 
 
-def _report(
-    job: JobRecord, generation: Generation, sent: PodReport | None, report: PodReport | None
-) -> ReportPod | None:
+def _report(case: PodCase, generation: Generation, report: PodReport | None) -> ReportPod | None:
+    sent = generation.reports.get(case.node)
     if report is None or (sent is not None and same_report(sent, report)):
         return None
     why = report.reason or failure_words(report.exits) or report.state
@@ -99,10 +104,10 @@ def _report(
         why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
-    return ReportPod(job.uid, generation.token, report, why)
+    return ReportPod(case.job.uid, generation.token, report, why)
 
 
-def _round(case: PodCase, job: JobRecord, generation: Generation, status: PodStatus) -> StopRole | StartRole | None:
+def _round(case: PodCase, generation: Generation, status: PodStatus) -> StopRole | StartRole | None:
     """What is next for a role here that is started again as a whole."""
     if final_report(generation.reports.get(case.node)):
         return None  # all that it ran has ended well, and is over: the gang is formed anew
@@ -112,9 +117,10 @@ def _round(case: PodCase, job: JobRecord, generation: Generation, status: PodSta
     nodes = ", ".join(member.node for member in members_with(generation, what.role))
     if not what.starts:
         why = f"a worker of {what.role} failed: the role is started again on {nodes}"
-        return StopRole(job.uid, generation.token, what.role, what.number, why)
-    wait = round_wait(job, generation, what.role, case.cluster.served)
-    return StartRole(job.uid, generation.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
+        return StopRole(case.job.uid, generation.token, what.role, what.number, why)
+    wait = round_wait(case.job, generation, what.role, case.cluster.served)
+    why = f"all of {what.role} is down on {nodes}"
+    return StartRole(case.job.uid, generation.token, what.role, what.number, wait, why)
 
 
 def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Release | None:
@@ -141,10 +147,12 @@ def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Relea
     return Release(job.uid, generation.token, tuple(found), f"all places of {others} are ready")
 
 
-def _look(job: JobRecord, generation: Generation, node: str, status: PodStatus) -> LookAtWorkers | None:
+def _look(case: PodCase, generation: Generation, status: PodStatus) -> LookAtWorkers | None:
+    """What its workers do is asked where others see no progress, or have ended well."""
+    job = case.job
     if status.phase != "running" or status.stall is not None:
         return None
-    others = [n for n, r in generation.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    others = [n for n, r in generation.reports.items() if n != case.node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
     if status.watched is False and job.spec.watched_by is None and job.spec.finish is not None and not job.spec.several:
         done = any(e.code == 0 and not e.stopped for e in status.exits)

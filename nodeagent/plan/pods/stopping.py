@@ -60,10 +60,10 @@ def _roles(member: Member) -> frozenset[str]:
     return frozenset(place.role for place in member.places)
 
 
-def _stop(case: PodCase, job: JobRecord, planned: bool, why: str) -> Stop | SendAck:
+def stop(case: PodCase, generation: Generation, status: PodStatus, why: str) -> Stop | SendAck:
     """Of a planned stop, too: what ended here that workers on other nodes wait for."""
-    generation, node, status = job.generation, case.node, case.status
-    if not planned or generation is None or status is None:
+    job, node = case.job, case.node
+    if not generation.planned:
         return Stop(job.uid, None, why)
     broken = leaves_broken(job, generation)
     if not broken and (down := newly_down(job, generation, node, status)):
@@ -74,9 +74,7 @@ def _stop(case: PodCase, job: JobRecord, planned: bool, why: str) -> Stop | Send
     roles = {place.role for place in held.places} if held is not None else ()
     grace, sooner = job.spec.graces(roles, generation.grace)
     later = () if broken else stops_later(case.cluster, job, generation, node)
-    return Stop(
-        job.uid, grace, why, given_up=_given_up(job, generation), broken=broken, sooner=sooner, later=later
-    )  # fmt: skip
+    return Stop(job.uid, grace, why, _given_up(job, generation), broken, sooner, later)
 
 
 def _given_up(job: JobRecord, generation: Generation) -> GivenUp | None:

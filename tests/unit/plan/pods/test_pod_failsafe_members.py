@@ -193,25 +193,25 @@ RUNS = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
 
 
 @pytest.mark.parametrize(
-    ("job", "now", "node", "speak"),
+    ("job", "now", "node", "speak", "decides"),
     [
-        (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end keep"),
-        (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form"),
-        (running(), status("running", generation=OLD, workers=RUNS), "n1", "keep"),
-        (running(), status("gone"), "n1", "run keep"),
-        (ended(), WARM, "n1", "retire keep"),
-        (ended("n1"), WARM, "n1", "release"),
-        (forming(("n4", "n5"), ("n3",)), status("stuck", generation=OLD), "n3", "keep stop_again"),
-        (forming(("n4", "n5"), ("n3",)), status("gone"), "n3", "keep prepare"),
-        (make_job("queued", None), None, "n3", "prepare"),
-        (None, WARM, "n3", "gone"),
+        (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end keep", "end"),
+        (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form", "form"),
+        (running(), status("running", generation=OLD, workers=RUNS), "n1", "keep", "keep"),
+        (running(), status("gone"), "n1", "run keep", "run"),
+        (ended(), WARM, "n1", "retire keep", "retire"),
+        (ended("n1"), WARM, "n1", "release", "release"),
+        (forming(("n4", "n5"), ("n3",)), status("stuck", generation=OLD), "n3", "end keep", "keep"),
+        (forming(("n4", "n5"), ("n3",)), status("gone"), "n3", "keep prepare", "keep"),
+        (make_job("queued", None), None, "n3", "prepare", "prepare"),
     ],
 )
-def test_of_several_rules_that_have_something_to_say_the_first_decides(
-    job: JobRecord | None, now: PodStatus | None, node: str, speak: str
+def test_of_several_rules_that_have_something_to_say_the_first_decides_and_what_is_repeated_comes_last(
+    job: JobRecord, now: PodStatus | None, node: str, speak: str, decides: str
 ) -> None:
-    cluster = make_cluster([make_node(n, peer=True) for n in NAMES], *([job] if job is not None else []))
-    case = PodCase(cluster, node, life(node), UID, job, now, False, frozenset({UID}))
+    case = PodCase(
+        make_cluster([make_node(n, peer=True) for n in NAMES], job), node, life(node), job, now, False, {UID}
+    )
     answers = {rule.__name__: rule(case) for rule in RULES}
     assert " ".join(name for name, action in answers.items() if action is not None) == speak
-    assert decide_pod(case) == answers[speak.split(maxsplit=1)[0]]
+    assert decide_pod(case) == answers[decides]
