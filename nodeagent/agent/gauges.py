@@ -27,7 +27,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.failure.faults import alone_restarts, restarts_spent
+from nodeagent.plan.failure.budget import alone_restarts, restarts_spent
 from nodeagent.plan.fairshare.usage import add, goodput, of_job
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.health import claimed

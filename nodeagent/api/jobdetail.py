@@ -17,7 +17,7 @@ from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.queue import amount_text, queue_of
 from nodeagent.plan.cluster import Cluster, in_order, natural
-from nodeagent.plan.failure.faults import alone_restarts
+from nodeagent.plan.failure.budget import alone_restarts
 from nodeagent.plan.failure.policies import GO_ON
 from nodeagent.plan.failure.timeouts import dues
 from nodeagent.plan.fairshare.resources import Resources

@@ -19,7 +19,8 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import shell_code
-from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
+from nodeagent.plan.failure.budget import restarts_spent
+from nodeagent.plan.failure.judgement import judged_cause, judged_when
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.pods.report import without_output
 from nodeagent.plan.queueing.elastic import borrowed

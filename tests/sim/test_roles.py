@@ -14,7 +14,8 @@ import pytest
 
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.world import Member
-from nodeagent.plan.failure.faults import all_succeeded, restarts_spent
+from nodeagent.plan.failure.budget import restarts_spent
+from nodeagent.plan.failure.faults import all_succeeded
 from tests.groups import seeds
 from tests.sim import provocations, roles
 from tests.sim.cluster import SimCluster

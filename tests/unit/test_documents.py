@@ -23,7 +23,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.ctl.run import as_torchrun
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import CauseKind
-from nodeagent.plan.failure.faults import COUNTS
+from nodeagent.plan.failure.budget import COUNTS
 from nodeagent.plan.failure.policies import EVENTS
 from nodeagent.plan.steps import TRANSITIONS
 from nodeagent.spec.agentconfig import AgentConfig

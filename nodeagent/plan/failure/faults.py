@@ -1,26 +1,22 @@
-"""What went wrong in a generation, and what it costs: the cause, the policy's word, the budget's entry and how long
-the job waits before it starts again.
+"""What went wrong in a generation: the cause, the policy's word, and the budget's entry for it. As far as it is known
+by now: the verdict may come later (``judgement.py``).
 
-A fault is *judged* when every other member has answered after it, or is known to be lost: the member that fell silent
-first was the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would
-end the job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its
-first start is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
-does next is decided in ``job/running.py`` (``after_fault``).
+What workers wrote decides nothing but the words, and whether a gang that failed right after its first start is
+re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang does next is decided
+in ``job/running.py`` (``after_fault``).
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
 
-from nodeagent.model.backoff import backoff
 from nodeagent.model.job import BudgetEntry, Ends, JobRecord, Outcome
 from nodeagent.model.jobspec import ActionName
 from nodeagent.model.timing import millis
-from nodeagent.model.world import MOST_ALONE, AloneRestart, Cause, CauseKind, Generation, Place, PodReport, WorkerExit
-from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.model.world import AloneRestart, Cause, CauseKind, Generation, Place, PodReport, WorkerExit
+from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import (
     REFORM_CODES,
     Blame,
@@ -31,118 +27,11 @@ from nodeagent.plan.failure.blame import (
     may_be_cause,
     shell_code,
 )
+from nodeagent.plan.failure.budget import COUNTS, alone_times, check_budget, restarts_spent, role_of, without
 from nodeagent.plan.failure.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.failure.policies import ENDS, EVENTS, answer, roles_on, sentence
 from nodeagent.plan.failure.rounds import agreed_round, unable
 from nodeagent.plan.nodes.members import gone_nodes
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetVerdict:
-    """Whether one more fault is within the budget, and the wait before the next generation, in ms."""
-
-    allowed: bool
-    delay_ms: int
-    restarts_spent: int
-    """Spent in the window, this one included."""
-    why: str
-
-
-def restarts_spent(job: JobRecord, served: int) -> int:
-    """Restarts that count, no older than the window (served time): of the gang, and of workers alone."""
-    since = served - millis(job.spec.restarts.window)
-    times = [entry.at for entry in job.budget.values() if entry.counts]
-    times += [at for entry in job.budget.values() for at in entry.alone]
-    if job.generation is not None and str(job.generation.number) not in job.budget:
-        times += alone_times(job.generation)
-    return sum(1 for at in times if at >= since)
-
-
-def alone_times(generation: Generation | None) -> tuple[int, ...]:
-    """When (served time, ms) workers of this generation were started again alone, as far as that was reported, and
-    costs something."""
-    return tuple(sorted(one.at for one in alone_restarts(generation) if not one.cause.crowded))[-MOST_ALONE:]
-
-
-class RoleRestart(NamedTuple):
-    """A restart while the generation went on: of a worker or its place, or of a whole role."""
-
-    node: str
-    role: str
-    at: int
-    """Served time (ms)."""
-    cause: AloneRestart
-    """Of all that failed before a whole role was started again, the one that is most likely to have failed first."""
-
-
-def alone_restarts(generation: Generation | None) -> list[RoleRestart]:
-    """Those of this generation, as far as they were reported, of each node in their order. All that failed before their
-    whole role was started again are one: they may have failed for each other."""
-    found, rounds = list[RoleRestart](), dict[tuple[str, int], list[RoleRestart]]()
-    for node, report in generation.reports.items() if generation is not None else ():
-        for one in report.alone:
-            restart = RoleRestart(node, "".join(_role(generation, node, one.rank)), one.at, one)
-            if one.round and restart.role:
-                rounds.setdefault((restart.role, one.round), []).append(restart)
-            else:
-                found.append(restart)
-    for failed in rounds.values():
-        first = min(failed, key=lambda one: (one.cause.exit != _KILLED, one.at))
-        found.append(first._replace(at=min(one.at for one in failed)))
-    return found
-
-
-def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
-    """Judge one more fault that counts."""
-    limits = job.spec.restarts
-    count = restarts_spent(job, served) + 1
-    window = f"{limits.window:g} s"
-    if count > limits.max:
-        spent = (
-            f"{limits.max} restart{'s' * (limits.max > 1)} within {window}" if limits.max else "it allows no restart"
-        )
-        return BudgetVerdict(False, 0, count, f"restart budget spent: {spent}")
-    delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
-    return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
-
-
-class Wait(NamedTuple):
-    """How long a job waits before its next generation, and why."""
-
-    delay_ms: int = 0
-    why: str = ""
-
-
-def wait_after(cluster: Cluster, job: JobRecord, spend: BudgetEntry) -> Wait:
-    """Faults that count wait as the budget says. To ask for a new generation costs nothing, nor does a port that
-    somebody else took; but from the second time in the window on, those that come soon after a start wait as restarts
-    do. ``job``: without this entry."""
-    if spend.counts:
-        verdict = check_budget(job, cluster.served)
-        return Wait(verdict.delay_ms, verdict.why)
-    if spend.kind not in _FREE or spend.progressed:
-        return Wait()
-    limits = job.spec.restarts
-    since = cluster.served - millis(limits.window)
-    soon = [e for e in job.budget.values() if e.kind == spend.kind and not e.progressed and e.at >= since]
-    if not soon:
-        return Wait()
-    count = len(soon) + 1
-    again = f"{_FREE[spend.kind]} {count} times within {limits.window:g} s"
-    delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
-    return Wait(delay, f"{again}, each within {cluster.timing.early:g} s of a start")
-
-
-_FREE = {"reform": "asked to be re-formed", "port_taken": "lost its ports"}
-"""Kinds of faults that cost nothing and may follow each start at once, with what the job did."""
-_KILLED = 128 + signal.SIGKILL
-"""The exit code of who was killed: nobody ends so because a peer is gone."""
-COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
-"""Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
-
-
-MOST_NAMED = 5
-"""Nodes that a sentence names one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +69,12 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     gone.sort(key=lambda n: generation.members[n].group_rank)
     faulty = {n for n, r in generation.reports.items() if r.seq}
     if unanswered := [n for n in gone if n not in faulty]:
-        return _node_fault(cluster, job, unanswered, wall)
+        return node_fault(cluster, job, unanswered, wall)
     awaits = tuple(m.node for m in generation.ordered() if m.node not in faulty)
-    case = _Case(cluster, job, generation.number, cluster.served, round(wall, 3), awaits)
-    fault = _reported(case, generation.reports)
+    case = FaultCase(cluster, job, generation.number, cluster.served, round(wall, 3), awaits)
+    fault = reported_fault(case, generation.reports)
     if fault is None and gone:
-        return _node_fault(cluster, job, gone, wall)
+        return node_fault(cluster, job, gone, wall)
     if fault is None:
         fault = _alone_fault(case, generation)
     if fault is None:
@@ -204,94 +93,8 @@ def _all_reported(generation: Generation) -> bool:
     return some or blame(reports) is not None or find_hang(generation) is not None
 
 
-def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
-    """Who has to answer before the fault that ended the last generation is judged. Those who are lost need not; nor
-    those who run nothing of it any more (a store that had lost the job forgets who did)."""
-    generation = job.generation
-    if generation is None or not job.silent:
-        return ()
-    held = {n for n, life in job.silent.items() if n in generation.holders and not cluster.gone(n, life)}
-    return tuple(sorted(held, key=natural))
-
-
-def judged_when(nodes: Collection[str]) -> str:
-    """In words, what a fault that is not judged yet waits for."""
-    names = sorted(nodes, key=natural)
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    has = "have" if len(names) > 1 else "has"
-    return f"judged when {', '.join(names[:MOST_NAMED])}{more} {has} answered, or proved to be lost"
-
-
-def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
-    """What has become known of the fault that ended the generation before, where it is other than what was written
-    down, or is a verdict that was waited for; None if there is nothing to do about it.
-
-    A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
-    fault than the one that was reported first. What would end the job does so once everybody has answered.
-    """
-    entry = job.budget.get(str(job.last_number)) if job.budget else None
-    if job.generation is None or entry is None or not entry.counts or entry.kind not in COUNTS:
-        return None
-    lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
-    if lost:
-        found = _node_fault(cluster, job, lost, wall)
-        return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
-    awaits = awaited(cluster, job)
-    known = (job.budget, job.last_reports, job.restarts, job.generation.state, awaits)
-    fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry, awaits))
-    fault = replace(fault, awaits=awaits)
-    differs = (fault.cause.kind, fault.cause.node, fault.cause.rank) != (entry.kind, entry.node, entry.rank)
-    if job.generation.state == "active":
-        return fault if differs or fault.fail != entry.fails else None
-    if fault.fail:
-        return fault if differs or not entry.fails or not fault.awaits else None
-    return fault if entry.fails else None
-
-
-def judged_cause(job: JobRecord) -> Cause | None:
-    """Why the newest generation was formed, as is known by now. Its own ``cause`` is what was known when it was
-    proposed; a fault may be judged later (``late_fault``). None if there is no generation."""
-    generation, entry = job.generation, job.budget.get(str(job.last_number))
-    if (
-        generation is None
-        or entry is None
-        or job.last_number >= generation.number
-        or generation.cause.kind not in COUNTS
-    ):
-        return None if generation is None else generation.cause
-    kind: CauseKind = next((kind for kind in get_args(CauseKind) if kind == entry.kind), generation.cause.kind)
-    return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
-
-
-def _again(cluster: Cluster, job: JobRecord, entry: BudgetEntry, awaits: tuple[str, ...]) -> Fault:
-    """The fault as all later reports make it."""
-    number = job.last_number
-    case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
-    found = _reported(case, job.last_reports) if entry.kind != "hang" else None
-    if found is not None:
-        return found
-    cause = Cause(kind=_kind(entry), text=entry.text, node=entry.node, rank=entry.rank)
-    code = entry.exit if entry.exit is not None else 1
-    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails, entry.ends)
-
-
-def without(job: JobRecord, number: int) -> JobRecord:
-    """The job without what the fault of this generation cost, if that has been written down already. What workers cost
-    that were started again alone stays."""
-    entry = job.budget.get(str(number))
-    if entry is None:
-        return job
-    kept = entry.model_copy(update={"counts": False})
-    return job.model_copy(update={"budget": job.budget | {str(number): kept}})
-
-
-def _kind(entry: BudgetEntry) -> CauseKind:
-    """Of an entry that counts, whose kind the model knows as text only."""
-    return next(kind for kind in COUNTS if kind == entry.kind)
-
-
 @dataclass(frozen=True, slots=True)
-class _Case:
+class FaultCase:
     """The generation that a fault ended, and when."""
 
     cluster: Cluster
@@ -311,7 +114,7 @@ _POD_FAULTS = {
 }
 
 
-def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
+def reported_fault(case: FaultCase, reports: Mapping[str, PodReport]) -> Fault | None:
     """Of all that pods report, what cannot come of the others: a pod that died, or a SIGKILL. Then workers that were
     fenced, or whose port somebody else had. Only then a worker that ended by an error: that may be because its peers
     were gone."""
@@ -330,14 +133,14 @@ def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
     return _worker_fault(case, who, reports) if who is not None else None
 
 
-def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
+def _pod_fault(case: FaultCase, kind: CauseKind, node: str, report: PodReport) -> Fault:
     text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
     roles = roles_on(case.job, [node])
     outcome = Outcome(code=1, text=text, error=report.error)
     return _fault(case, Cause(kind=kind, text=text, node=node), outcome, roles=roles)
 
 
-def _port_fault(case: _Case, node: str, report: PodReport) -> Fault:
+def _port_fault(case: FaultCase, node: str, report: PodReport) -> Fault:
     """No fault of the script's: the port was kept for it, and somebody was faster when it was let go. Roles that were
     stopped since, to be started again, have failed for that port too."""
     text = f"{report.taken} of {node}, which was kept for the job's workers"
@@ -346,7 +149,7 @@ def _port_fault(case: _Case, node: str, report: PodReport) -> Fault:
     return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
 
 
-def _begun(case: _Case) -> _Case:
+def _begun(case: FaultCase) -> FaultCase:
     """The case without restarts of whole roles that never came, since not all of the role was down."""
     generation = case.job.generation
     if generation is None or all(not report.rounds for report in generation.reports.values()):
@@ -354,21 +157,21 @@ def _begun(case: _Case) -> _Case:
     agreed = {role.name: agreed_round(generation, role.name) for role in case.job.spec.roles}
     reports = dict[str, PodReport]()
     for node, report in generation.reports.items():
-        came = (one for one in report.alone if one.round <= agreed.get("".join(_role(generation, node, one.rank)), 0))
+        came = (one for one in report.alone if one.round <= agreed.get("".join(role_of(generation, node, one.rank)), 0))
         reports[node] = report.model_copy(update={"alone": tuple(came)})
     others = generation.model_copy(update={"reports": reports})
     return replace(case, job=case.job.model_copy(update={"generation": others}))
 
 
-def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
+def node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
     left = all((r := cluster.nodes.get(n)) is not None and r.left for n in gone)
     text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
-    case = _Case(cluster, job, 0, cluster.served, round(wall, 3))
+    case = FaultCase(cluster, job, 0, cluster.served, round(wall, 3))
     cause = Cause(kind="node_lost", text=text, node=gone[0])
     return _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(job, gone))
 
 
-def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
+def _worker_fault(case: FaultCase, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
     kind: CauseKind = "collective" if who.victim else "worker_failed"
     if asks_to_reform(who.worker):
         kind = "reform"
@@ -395,7 +198,7 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     return replace(fault, fail=f"{text}; {advice} and submit it again")
 
 
-def _shortly_before(case: _Case, reports: Mapping[str, PodReport]) -> str:
+def _shortly_before(case: FaultCase, reports: Mapping[str, PodReport]) -> str:
     """The newest failure of a service before this fault: its clients may have failed for it. Empty if there was none
     within the time of an early failure."""
     found = [(one.at, node, one.text) for node, report in reports.items() for one in report.alone]
@@ -420,7 +223,7 @@ def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _Pol
     return found
 
 
-def _alone_fault(case: _Case, generation: Generation) -> Fault | None:
+def _alone_fault(case: FaultCase, generation: Generation) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
     over = restarts_spent(case.job, case.at) > case.job.spec.restarts.max
@@ -428,14 +231,14 @@ def _alone_fault(case: _Case, generation: Generation) -> Fault | None:
     newest = max(found, key=lambda each: each[1].at, default=None)
     for node, one in found:
         cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
-        answered = _answered(case, cause, one.exit, _role(generation, node, one.rank))
+        answered = _answered(case, cause, one.exit, role_of(generation, node, one.rank))
         if (over and (node, one) == newest) or answered.action in ENDS:
             outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
             return _fault(_counted_once(case, generation, node, one), cause, outcome, one.exit, answered=answered)
     return _round_fault(case, generation)
 
 
-def _counted_once(case: _Case, generation: Generation, node: str, last: AloneRestart) -> _Case:
+def _counted_once(case: FaultCase, generation: Generation, node: str, last: AloneRestart) -> FaultCase:
     """The case without the restart that did not come: the fault that ends the job counts for it."""
     report = generation.reports[node]
     rest = report.model_copy(update={"alone": tuple(one for one in report.alone if one is not last)})
@@ -443,7 +246,7 @@ def _counted_once(case: _Case, generation: Generation, node: str, last: AloneRes
     return replace(case, job=case.job.model_copy(update={"generation": others}))
 
 
-def _round_fault(case: _Case, generation: Generation) -> Fault | None:
+def _round_fault(case: FaultCase, generation: Generation) -> Fault | None:
     """A role cannot be started again as a whole, since a node has done all that it had to, and holds no worker that
     could start with the others: the gang is formed anew, for the failure that its restart was for."""
     stuck = unable(generation)
@@ -451,7 +254,7 @@ def _round_fault(case: _Case, generation: Generation) -> Fault | None:
         return None
     role, done = stuck
     for node, report in generation.reports.items():
-        of_role = (each for each in reversed(report.alone) if _role(generation, node, each.rank) == (role,))
+        of_role = (each for each in reversed(report.alone) if role_of(generation, node, each.rank) == (role,))
         one = next(of_role, None)  # since then a worker of another role may have been started again
         if one is not None and one.round > agreed_round(generation, role):
             ended = f"{one.text} on {node}, and {role} cannot be started again alone: {done} has ended well"
@@ -460,10 +263,10 @@ def _round_fault(case: _Case, generation: Generation) -> Fault | None:
     return None
 
 
-def _hang_fault(case: _Case, hung: Hung) -> Fault:
+def _hang_fault(case: FaultCase, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
-    role = _role(job.generation, hung.node, hung.rank)
+    role = role_of(job.generation, hung.node, hung.rank)
     fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
@@ -477,13 +280,6 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _role(generation: Generation | None, node: str, rank: int | None) -> tuple[str, ...]:
-    """Of a worker of the active generation; none in a job of one role, and where no worker is named."""
-    member = generation.members.get(node) if generation is not None else None
-    place = member.place_of(rank) if member is not None and rank is not None else None
-    return (place.role,) if place is not None else ()
-
-
 @dataclass(frozen=True, slots=True)
 class _PolicyAnswer:
     """What the policies say of a fault, and the sentence that says why; None: nothing."""
@@ -492,7 +288,7 @@ class _PolicyAnswer:
     text: str = ""
 
 
-def _answered(case: _Case, cause: Cause, code: int | None, roles: tuple[str, ...]) -> _PolicyAnswer:
+def _answered(case: FaultCase, cause: Cause, code: int | None, roles: tuple[str, ...]) -> _PolicyAnswer:
     """The policies asked for what this cause means to them, with its own code."""
     event = EVENTS.get(cause.kind)
     action = answer(case.job.spec, roles, event, code) if event is not None else None
@@ -504,7 +300,7 @@ def _answered(case: _Case, cause: Cause, code: int | None, roles: tuple[str, ...
 
 
 def _fault(
-    case: _Case,
+    case: FaultCase,
     cause: Cause,
     outcome: Outcome,
     code: int | None = None,
@@ -535,7 +331,7 @@ def _fault(
     return Fault(cause, spend, outcome, fail, ends, by_policy=by_policy)
 
 
-def _alone(case: _Case) -> tuple[int, ...]:
+def _alone(case: FaultCase) -> tuple[int, ...]:
     """When workers of the generation that the fault ends, or has ended, were started again alone."""
     generation, entry = case.job.generation, case.job.budget.get(str(case.job.last_number))
     if generation is not None and generation.state == "active" and case.number in (0, generation.number):
@@ -543,7 +339,7 @@ def _alone(case: _Case) -> tuple[int, ...]:
     return entry.alone if entry is not None else ()
 
 
-def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
+def _early(case: FaultCase, reports: Mapping[str, PodReport]) -> bool:
     """Only error exits in the first generation, soon after it became active. Nobody mistypes a signal, and what asks
     to be re-formed is no mistake."""
     job, generation = case.job, case.job.generation
@@ -557,7 +353,7 @@ def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
     return all(e.signal in (None, signal.SIGABRT) and e.code not in REFORM_CODES for e in exits)
 
 
-def _ran_long(case: _Case) -> bool:
+def _ran_long(case: FaultCase) -> bool:
     """The generation that the fault ends had been active for ``early`` at least."""
     generation = case.job.generation
     if generation is None or generation.number != case.number or generation.state != "active":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure import faults, timeouts
+from nodeagent.plan.failure import judgement, timeouts
 from nodeagent.plan.failure.policies import BY, GO_ON, STOPPED_CODE
 from nodeagent.plan.job.proposal import propose_or_hold, why_portless
 from nodeagent.plan.job.running import (
@@ -149,7 +149,7 @@ def _pause(cluster: Cluster, job: JobRecord) -> Decision:
 
 def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
-    found = faults.late_fault(cluster, job, wall)
+    found = judgement.late_fault(cluster, job, wall)
     if found is not None:
         return after_fault(cluster, job, found, gone)
     if gone:

@@ -20,7 +20,9 @@ from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy
 from nodeagent.plan.nodes.health import remarkable
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.setbacks import joined_at
-from nodeagent.plan.placing.placement import Placement, arrange, arranged, choose, may_move, soon
+from nodeagent.plan.placing.arranging import arrange, arranged, may_move
+from nodeagent.plan.placing.laying import soon
+from nodeagent.plan.placing.placement import Placement, choose
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.reservations import kept_for, kept_from, with_aside

@@ -16,7 +16,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure import faults
+from nodeagent.plan.failure import budget, faults, judgement
 from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.failure.newcomers import join_fault
 from nodeagent.plan.failure.policies import ENDS, answer, ending, roles_on, sentence, task_completed
@@ -160,12 +160,12 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
     if fault.fail and not fault.awaits:
         return _ended_by(cluster, job, fault, gone)
     if fault.fail:  # a lost node would cost nothing, and not end it
-        text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
+        text = f"{fault.fail}; {judgement.judged_when(fault.awaits)}"
         spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
         return Decision(End("holding", text, gone, spend=spend), (text,))
     if fault.cause.kind == "crowded":  # which nodes it does without then, its record has to say
         return Decision(End("holding", fault.cause.text, gone, spend=fault.spend), (fault.cause.text,))
-    wait = faults.wait_after(cluster, job, fault.spend)
+    wait = budget.wait_after(cluster, job, fault.spend)
     if wait.delay_ms:
         text = f"{fault.cause.text}; {wait.why}; starts again in {wait.delay_ms / 1000:g} s"
         step = End("holding", text, gone, spend=fault.spend, delay_ms=wait.delay_ms)
@@ -188,7 +188,7 @@ def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | No
     entry = job.budget.get(str(job.last_number))
     if job.generation is None or job.generation.state != "active" or entry is None or not entry.counts or entry.fails:
         return None
-    found = faults.late_fault(cluster, job, wall)
+    found = judgement.late_fault(cluster, job, wall)
     if found is None:
         return None
     spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
@@ -200,7 +200,7 @@ def judge_ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision | Non
     node was the cause, which costs nothing. Nothing else follows from it any more."""
     if not job.silent:
         return None
-    found = faults.late_fault(cluster, job, wall)
+    found = judgement.late_fault(cluster, job, wall)
     if found is None or found.spend.counts:
         return None
     why = f"generation {job.last_number} was ended by: {found.spend.text}"
@@ -500,7 +500,7 @@ def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Budget
     text, node = cause.text, cause.node
     return BudgetEntry(
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
-        room_for=cause.room_for, alone=faults.alone_times(job.generation),
+        room_for=cause.room_for, alone=budget.alone_times(job.generation),
     )  # fmt: skip
 
 

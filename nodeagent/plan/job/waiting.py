@@ -11,7 +11,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
 from nodeagent.plan.cluster import Cluster, in_order
-from nodeagent.plan.failure import faults
+from nodeagent.plan.failure import budget, judgement
 from nodeagent.plan.fairshare.queues import dominant, full, holdings, shared
 from nodeagent.plan.fairshare.resources import NOTHING, size
 from nodeagent.plan.job.proposal import awaited, place, propose
@@ -20,7 +20,9 @@ from nodeagent.plan.nodes.candidates import Candidate, has_portless, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
-from nodeagent.plan.placing.placement import Placement, arranged, choose, may_move, needs, soon
+from nodeagent.plan.placing.arranging import arranged, may_move
+from nodeagent.plan.placing.laying import soon
+from nodeagent.plan.placing.placement import Placement, choose, needs
 from nodeagent.plan.placing.topology import closer, gang_of
 from nodeagent.plan.queueing import dependencies, queue, reservations
 from nodeagent.plan.queueing.elastic import SHOWN, making_room, some
@@ -31,18 +33,18 @@ from nodeagent.plan.steps import Decision, End
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """Most jobs of a long queue are decided on by a few counts; nodes are chosen only for one that may start."""
     gone = gone_nodes(cluster, job)
-    found = faults.late_fault(cluster, job, wall)
+    found = judgement.late_fault(cluster, job, wall)
     entry = job.budget.get(str(job.last_number)) if job.budget else None
     if job.phase == "holding" and found is not None:
         if found.fail:
             return after_fault(cluster, job, found, gone)
         # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
-        before = faults.without(job, job.last_number)
-        wait = faults.wait_after(cluster, before, found.spend)
+        before = budget.without(job, job.last_number)
+        wait = budget.wait_after(cluster, before, found.spend)
         step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=wait.delay_ms)
         return Decision(step, (found.cause.text,))
     if job.phase == "holding" and entry is not None and entry.fails:
-        return Decision(None, (f"{entry.fails}; {faults.judged_when(faults.awaited(cluster, job))}",))
+        return Decision(None, (f"{entry.fails}; {judgement.judged_when(judgement.awaited(cluster, job))}",))
     again = found.spend if found is not None else entry if entry is not None and entry.fails else None
     if again is not None:  # it was paused before that was judged, and resumed by somebody
         again = again.model_copy(update={"fails": ""})

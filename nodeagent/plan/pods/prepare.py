@@ -23,7 +23,8 @@ from nodeagent.plan.nodes.health import takes_work, worn_nodes
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.nodes.setbacks import doubtful
-from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
+from nodeagent.plan.placing.arranging import arrange, arranged, may_move
+from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.queue import in_queue, next_up

@@ -24,7 +24,8 @@ from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, of_devices, together, wanted
 from nodeagent.plan.nodes.candidates import Candidate, NodeKind, asked, kind_of, score
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import arranged, count_on, lay
+from nodeagent.plan.placing.arranging import arranged
+from nodeagent.plan.placing.laying import count_on, lay
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
 from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent

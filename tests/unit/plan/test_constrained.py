@@ -22,7 +22,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import left_out, order_nodes, place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates, ranked
-from nodeagent.plan.placing.placement import arrange, may_move
+from nodeagent.plan.placing.arranging import arrange, may_move
 from nodeagent.plan.placing.topology import gang_of, most
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing.queue import ASSEMBLE

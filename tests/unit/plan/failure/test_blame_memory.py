@@ -9,7 +9,8 @@ from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import AloneRestart, PodReport, Starved, WorkerExit
 from nodeagent.plan.failure.blame import MOST_MEMORY, memory_share, within_share
-from nodeagent.plan.failure.faults import find_fault, restarts_spent
+from nodeagent.plan.failure.budget import restarts_spent
+from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.setbacks import LONGEST, doubtful, left_out
 from nodeagent.plan.pods.report import with_crowd

@@ -9,7 +9,8 @@ from nodeagent.model.jobspec import Nodes, Policy, RestartLimits, Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import AloneRestart, Generation, Member, Place, PodReport
-from nodeagent.plan.failure.faults import find_fault, restarts_spent
+from nodeagent.plan.failure.budget import restarts_spent
+from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.failure.rounds import Round, next_round, round_wait, unable
 from nodeagent.plan.pods.actions import PodAction, Release, ReportPod, StartRole, Stop, StopRole
 from nodeagent.plan.pods.pod import plan_pods

@@ -7,7 +7,7 @@ import pytest
 
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import ActionName, EventName, Policy, RestartLimits
-from nodeagent.plan.failure.faults import check_budget, restarts_spent
+from nodeagent.plan.failure.budget import check_budget, restarts_spent
 from nodeagent.plan.failure.policies import match
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import End, Propose
