@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.model.jobspec import JobSpec, Role
+from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.nodes.candidates import gpus_per_worker, workers_wanted
 from nodeagent.plan.nodes.devices import Booked, Booking, booked
@@ -48,6 +49,11 @@ def of_devices(devices: Sequence[str]) -> Resources:
     """What a pod with these devices uses."""
     slots = sum(device.startswith("cpu") for device in devices)
     return Resources(len(devices) - slots, 1, slots)
+
+
+def of_places(places: Mapping[str, Sequence[Place]]) -> Resources:
+    """What a gang of several roles uses. ``places``: of each node."""
+    return together(of_devices([device for place in here for device in place.devices]) for here in places.values())
 
 
 @dataclass(frozen=True, slots=True)

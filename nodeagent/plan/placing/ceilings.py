@@ -17,36 +17,24 @@ from nodeagent.plan.placing.arranging import arrange
 from nodeagent.plan.placing.topology import GangLayout, gang_of, parts
 
 
-def _within(
-    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], target: int
-) -> tuple[list[Candidate], list[Candidate], str]:
-    """Of nodes that fit, the first preferred, those that the job's queues let it have; the others; and why some of them
-    are left out. Where it comes to too few so, those that take least."""
-    chosen = _greedy(limit, able, target)
-    if len(chosen) < job.spec.nodes.min:
-        chosen = _greedy(limit, sorted(able, key=lambda one: len(one.devices)), target)
-    names = {one.node for one in chosen}
-    left = [one for one in able if one.node not in names]
-    if len(chosen) >= target or not left:
-        return chosen, left, ""
-    has = together(of_devices(one.devices) for one in chosen)
-    least = min((of_devices(one.devices) for one in left), key=lambda use: (use.gpus + use.slots, use))
-    short = max(1, job.spec.nodes.min - len(chosen))
-    return chosen, left, full(cluster, job, has.and_(times(least, short)))
+def allowed(
+    cluster: Cluster, job: JobRecord, limit: Ceiling, able: Mapping[str, Candidate], target: int
+) -> tuple[list[str], str]:
+    """Of nodes that fit, the first preferred, those that the job's queues let it have, and why some are left out. Where
+    it comes to too few so, those that take least."""
+    uses, least = _uses(able), job.spec.nodes.min
+    held = _in_groups(limit, ([node] for node in uses), uses, target)
+    if len(held) < least:
+        cheap = sorted(uses, key=lambda node: _cost(uses[node])[0])
+        held = _in_groups(limit, ([node] for node in cheap), uses, target)
+    left = uses.keys() - set(held)
+    if len(held) >= target or not left:
+        return held, ""
+    more = times(min((uses[node] for node in left), key=_cost), max(1, least - len(held)))
+    return held, full(cluster, job, _use_of(held, uses).and_(more))
 
 
-def _greedy(limit: Ceiling, able: Iterable[Candidate], target: int) -> list[Candidate]:
-    chosen: list[Candidate] = []
-    has = NOTHING
-    for one in able:
-        more = has.and_(of_devices(one.devices))
-        if len(chosen) < target and limit.holds(more):
-            chosen.append(one)
-            has = more
-    return chosen
-
-
-def _together_within(
+def allowed_together(
     cluster: Cluster,
     job: JobRecord,
     limit: Ceiling,
@@ -56,8 +44,8 @@ def _together_within(
 ) -> tuple[list[str], str]:
     """Of a gang that is arranged those nodes that the job's queues let it have, and why some are left out. Fewer are
     arranged anew: a smaller gang may be closer together. Where it comes to too few so, those that take least."""
-    gang, uses = gang_of(cluster, job.spec), {node: of_devices(one.devices) for node, one in able.items()}
-    held = held_of(limit, gang.segment, arranged_nodes, uses)
+    gang, uses = gang_of(cluster, job.spec), _uses(able)
+    held = _held_of(limit, gang.segment, arranged_nodes, uses)
     if len(held) == len(arranged_nodes) or len(arranged_nodes) < job.spec.nodes.min:
         return held, ""
     if len(held) >= job.spec.nodes.min:
@@ -73,7 +61,7 @@ def _together_within(
     return names, more
 
 
-def held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Resources]) -> list[str]:
+def _held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Resources]) -> list[str]:
     """Those of an arranged gang that the ceiling allows, in its order; whole segments only."""
     size = max(segment, 1)
     return _in_groups(limit, (names[i : i + size] for i in range(0, len(names), size)), uses, len(names))
@@ -110,11 +98,17 @@ def _in_groups(limit: Ceiling, groups: Iterable[Sequence[str]], uses: Mapping[st
     chosen: list[str] = []
     has = NOTHING
     for group in groups:
+        if len(chosen) == want:
+            break
         more = has.and_(_use_of(group, uses))
         if len(chosen) + len(group) <= want and limit.holds(more):
             chosen += group
             has = more
     return chosen
+
+
+def _uses(able: Mapping[str, Candidate]) -> dict[str, Resources]:
+    return {node: of_devices(one.devices) for node, one in able.items()}
 
 
 def _use_of(nodes: Iterable[str], uses: Mapping[str, Resources]) -> Resources:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
-from nodeagent.plan.fairshare.resources import of_devices, together
+from nodeagent.plan.fairshare.queues import NO_CEILING, ceiling, full, holdings
+from nodeagent.plan.fairshare.resources import of_places
 from nodeagent.plan.nodes.candidates import Candidate, candidates, ranked
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.arranging import arrange, arranged, looked_at
-from nodeagent.plan.placing.ceilings import _together_within, _within
+from nodeagent.plan.placing.ceilings import allowed, allowed_together
 from nodeagent.plan.placing.laying import lay, sizes_of, without_places
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.topology import gang_of, most
@@ -111,45 +111,32 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
 def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
     members = {m.node for m in survivors(cluster, job)}
     everyone = {c.node: c for c in candidates(cluster, job)}
-    limit = ceiling(cluster, job)
+    limit, together = ceiling(cluster, job), arranged(cluster, job.spec)
     limited = limit is not NO_CEILING
-    chosen: list[Candidate] = []
-    others: list[Candidate] = []
-    every = job.spec.several or arranged(cluster, job.spec)
+    able, others = dict[str, Candidate](), list[Candidate]()
     for node in ranked(cluster, job, everyone):
         one = everyone[node]
         if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing == "fit" and node not in without and (every or limited or len(chosen) < target):
-            chosen.append(one)
+        chooses = job.spec.several or together or limited or len(able) < target
+        if one.standing == "fit" and node not in without and chooses:
+            able[node] = one
         elif node in members or node not in without:
             others.append(one)
     if job.spec.several:
-        return _share_out(cluster, job, chosen, others, target)
-    if every:
-        return _together(cluster, job, limit, chosen, others, target)
-    capped = ""
-    if limited:
-        chosen, left, capped = _within(cluster, job, limit, chosen, target)
-        others = [*left, *others]
-    return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target, capped=capped)
-
-
-def _together(
-    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], others: list[Candidate], target: int
-) -> Placement:
-    """As many of those that are able as may be, where it matters how they lie."""
-    names = arrange(cluster, job, [one.node for one in able], target)
-    by_node, least, capped = {one.node: one for one in able}, job.spec.nodes.min, ""
-    if limit is not NO_CEILING:
-        names, capped = _together_within(cluster, job, limit, by_node, names, target)
-    taken = set(names)
-    rest = [one for one in able if one.node not in taken]
-    want = least if len(names) < least else target
-    scattered = not capped and len(names) < min(want, len(able))
-    lack = _scattered(cluster, job, [one.node for one in able], want) if scattered else ""
-    chosen = tuple(by_node[node] for node in names)
-    return Placement(chosen, (*rest, *others), least, target, lack=lack, capped=capped)
+        return _share_out(cluster, job, [*able.values()], others, target)
+    names, lack, capped, least = [*able], "", "", job.spec.nodes.min
+    if together:
+        names = arrange(cluster, job, names, target)
+        if limited:
+            names, capped = allowed_together(cluster, job, limit, able, names, target)
+        want = least if len(names) < least else target
+        if not capped and len(names) < min(want, len(able)):
+            lack = _scattered(cluster, job, able, want)
+    elif limited:
+        names, capped = allowed(cluster, job, limit, able, target)
+    chosen = tuple(able.pop(node) for node in names)
+    return Placement(chosen, (*able.values(), *others), least, target, lack=lack, capped=capped)
 
 
 def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: int) -> str:
@@ -170,16 +157,15 @@ def _share_out(
     spec = sizes_of(job, target)
     least, tried = spec.nodes.min, dict[int, tuple[Layout, str]]()
 
-    def allowed(fewer: int) -> bool:
+    def fits(fewer: int) -> bool:
         found = lay(cluster, job, without_places(spec, fewer), able)
-        use = together(of_devices([d for one in places for d in one.devices]) for places in found.places.values())
-        tried[fewer] = found, full(cluster, job, use)
+        tried[fewer] = found, full(cluster, job, of_places(found.places))
         return not tried[fewer][1]
 
     most = sum(role.places - role.least for role in spec.roles)
-    fewer = 0 if allowed(0) or not most else bisect_left(range(most), True, key=allowed)
+    fewer = 0 if fits(0) or not most else bisect_left(range(most), True, key=fits)
     if fewer not in tried:
-        allowed(fewer)
+        fits(fewer)
     found, capped = tried[fewer]
     if capped:
         return Placement((), (*able, *others), least, target, capped=capped)

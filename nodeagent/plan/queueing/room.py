@@ -18,7 +18,7 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, seen
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling
-from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
+from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, of_places, times
 from nodeagent.plan.nodes.availability import shuns, takes, too_long
 from nodeagent.plan.nodes.candidates import (
     Candidate,
@@ -413,8 +413,7 @@ def _within_limit(cluster: Cluster, job: JobRecord, limit: Ceiling, open_to: _Op
     sized = count_places(job.sized.roles, open_to.rooms, open_to.kinds)
 
     def needs() -> Resources:
-        places = soon(cluster, job).places.values()
-        return together(of_devices([d for one in here for d in one.devices]) for here in places)
+        return of_places(soon(cluster, job).places)
 
     barred = not limit.holds(sized.most) and (not limit.holds(sized.least) or not limit.holds(needs()))
     return replace(room, enough_soon=not barred, barred=needs if barred else None)
