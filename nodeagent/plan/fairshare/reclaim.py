@@ -4,7 +4,7 @@ A queue is entitled to its guarantee, and to its part by weight among the siblin
 tree down. A job that waits, or that runs on fewer nodes than its target, takes back only up to that, to one node, and
 only from queues that have more than theirs and are ``reclaimable``; nobody falls below a guarantee. A job gives nodes
 above its ``min`` first; only if that is not enough for one that waits a whole job is stopped, saves, and waits in line
-again. Who gives what to whom in the end is decided in ``queueing/transfers.py`` (``TransferPlanner._make_room``).
+again. Who gives what to whom in the end is decided in ``queueing/makingroom.py``.
 """
 
 from __future__ import annotations

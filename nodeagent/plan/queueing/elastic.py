@@ -16,10 +16,11 @@ from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
 from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.queueing.nodeledger import NodeLedger
 from nodeagent.plan.queueing.queue import is_given, line_key, queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
-from nodeagent.plan.queueing.transfers import NO_TRANSFERS, TransferPlanner, Transfers, borrows
+from nodeagent.plan.queueing.transfers import NO_TRANSFERS, Transfers, borrows, lend_idle, level, provide
 
 MOST_NEEDERS = 32
 """For so many jobs that wait, and for so many that run on too few nodes, nodes are looked for at a time: the first."""
@@ -66,18 +67,18 @@ def _planned(cluster: Cluster) -> Transfers:
     borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and borrows(j)]
     if not borrowers and not shared(cluster):
         return NO_TRANSFERS
-    planner = TransferPlanner(cluster, sorted(borrowers, key=line_key))
-    waiting, short = _waiting(cluster, planner.barring), _short(cluster, planner.barring)
-    if shared(cluster):  # who made room for one that waits has less than its target: those that wait go first
-        late = [(job, lack) for job, lack in waiting if not planner.provide(job, lack, rounded=False)]
+    ledger = NodeLedger(cluster, sorted(borrowers, key=line_key))
+    waiting, short = _waiting(cluster, ledger.barring), _short(cluster, ledger.barring)
+    if ledger.shared:  # who made room for one that waits has less than its target: those that wait go first
+        late = [(job, lack) for job, lack in waiting if not provide(ledger, job, lack, rounded=False)]
         for job, lack in chain(late, short):
-            planner.provide(job, lack, rounded=True)
+            provide(ledger, job, lack, rounded=True)
     else:
         for job, lack in chain(short, waiting):
-            planner.provide(job, lack, rounded=True)
-    planner.lend_idle()
-    planner.level()
-    return Transfers({uid: tuple(nodes) for uid, nodes in planner.takes.items() if nodes}, planner.gives, planner.stops)
+            provide(ledger, job, lack, rounded=True)
+    lend_idle(ledger)
+    level(ledger)
+    return Transfers({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
 
 
 Needers = Iterator[tuple[JobRecord, int]]
