@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from nodeagent.model.base import PORT_MAX
+from pydantic import ValidationError
+
+from nodeagent.model.base import PORT_MAX, Record, first_error
 from nodeagent.model.world import BRIEF, WorkerExit
+from nodeagent.osutil.untrusted import UntrustedError, object_and_text
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.environment import is_address
 from nodeagent.shim.record import MAX_CHARS, WHOLE_ERRORS
@@ -39,6 +42,30 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _SENTENCES = {
     "reason": TEXT_MAX, "refused": TEXT_MAX, "written": TEXT_MAX, "portless": PORTLESS_MAX, "taken": TEXT_MAX,
 }  # fmt: skip
+
+
+class ShimReport(Record):
+    """A line from a shim: how its pod is, or what it could not make of ours."""
+
+    v: int
+    status: PodStatus | None = None
+    error: str = ""
+    echo: int | None = None
+    """The ping that has come through its loop."""
+
+    @classmethod
+    def read(cls, line: bytes, most: int = COUNT_MAX) -> ShimReport:
+        """As it may go on, in little time whatever it is. ``most``: entries of each of its lists. Raises ValueError;
+        ``str()`` is a phrase."""
+        try:
+            value, text = object_and_text(line, lossy=True)  # of few values, each key once
+            check_lists(value.get("status"), most)
+            found = cls.from_json(text)
+        except UntrustedError as error:
+            raise ValueError(str(error)) from error
+        except ValidationError as error:
+            raise ValueError(first_error(error)) from None
+        return found if found.status is None else found.model_copy(update={"status": bounded(found.status)})
 
 
 def most_entries(asked: int | None) -> int:

@@ -6,13 +6,11 @@ Owned by ``host.ShimHost``; never decides what a pod should do.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,30 +18,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from nodeagent.model.base import Record, first_error
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import Allowance
-from nodeagent.osutil.linux import pidfd_ended, read_proc, start_time
-from nodeagent.osutil.untrusted import (
-    AsideByOwner,
-    NotSeenError,
-    UntrustedError,
-    UntrustedFolder,
-    is_there,
-    object_and_text,
-)
+from nodeagent.osutil.linux import pidfd_ended, start_time
+from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.become import NOT_ALLOWED
-from nodeagent.pods.bounds import COUNT_MAX, bounded, check_lists, most_entries
+from nodeagent.pods.bounds import ShimReport, most_entries
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.others import ShimTree, end_others, end_tree
-from nodeagent.pods.speech import LONG, PART, SpeechByOwner, is_progress
+from nodeagent.pods.shimlink import SILENT, SILENT_AT_FIRST, ShimLink, socket_of
+from nodeagent.pods.speech import SpeechByOwner, is_progress
 from nodeagent.pods.sweep import Sweeper
-from nodeagent.shim.peers import LINE_MAX, VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -53,29 +41,11 @@ SWEEP_EVERY = (0.002, 0.05)
 """Seconds between two looks for what a dead shim left behind: at first, and at most."""
 LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
-READ_MAX = 1 << 13
-"""Bytes of a shim that are read in one go: many that do nothing but speak cost the loop little in each turn."""
-LINES_AT_ONCE, LINES_PER_SECOND = 8192.0, 400.0
-"""Lines of a shim that are read as they come, and in the long run, a KiB counted as another line: beyond them it waits.
-One that never stops speaking costs the loop some hundredths of a core; one of a thousand workers says 130 KiB at a
-time, a few dozen times while its gang is formed again."""
-LINES_IN_A_TURN = 4
-"""Lines of a shim that are handled in one turn of the loop: each of a hundred pods may have as many, and a turn is to
-take some hundredths of a second."""
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 64.0, 5.0
 """The same of changes of a status that the agent acts on, which the whole cluster may hear of: those beyond them it
 sees together."""
-OUT_MAX = 1 << 25
-"""Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
-is killed."""
 WAITING_MAX = 1000
 """Commands for a shim that is not connected; some minutes of pings."""
-SILENT = 2.0
-"""Seconds that a shim may take to answer a ping: machines are busy."""
-SILENT_AT_FIRST = 10.0
-"""The same for one that has not spoken yet: it starts."""
-LATE = 0.5
-"""A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is reported as stuck."""
 STUCK_EVERY = 5.0
@@ -98,30 +68,6 @@ LEFT_LIMIT = 5.0
 """Seconds for a look at what a dead shim has left in its user's folders."""
 LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
-
-
-class ShimReport(Record):
-    """A line from a shim: how its pod is, or what it could not make of ours."""
-
-    v: int
-    status: PodStatus | None = None
-    error: str = ""
-    echo: int | None = None
-    """The ping that has come through its loop."""
-
-    @classmethod
-    def read(cls, line: bytes, most: int = COUNT_MAX) -> ShimReport:
-        """As it may go on, in little time whatever it is. ``most``: entries of each of its lists. Raises ValueError;
-        ``str()`` is a phrase."""
-        try:
-            value, text = object_and_text(line, lossy=True)  # of few values, each key once
-            check_lists(value.get("status"), most)
-            found = cls.from_json(text)
-        except UntrustedError as error:
-            raise ValueError(str(error)) from error
-        except ValidationError as error:
-            raise ValueError(first_error(error)) from None
-        return found if found.status is None else found.model_copy(update={"status": bounded(found.status)})
 
 
 class NotStartedError(Exception):
@@ -171,12 +117,7 @@ class PodHandle:
         self.uid, self.folder, self._record = record.uid, folder, record
         self._changed, self._swept, self._ended = changed, swept, ended
         self._loop = asyncio.get_running_loop()
-        self._link: socket.socket | None = None
         self._waiting: list[dict[str, Any]] = []
-        self._in, self._out = bytearray(), bytearray()
-        """Grown and cut at their ends only: a shim says, and hears, as little at a time as it likes."""
-        self._unhandled = deque[bytes]()
-        """Lines that were read."""
         self._process: subprocess.Popen[bytes] | None = None
         self._may_pass = True
         """Another start may do what this one could not."""
@@ -200,21 +141,16 @@ class PodHandle:
         """The generation in whose fence that was done last."""
         self._sweeper, self._looks, self._endings, self._keep = shared.sweeper, shared.looks, shared.endings, keep
         self._speech = shared.speech.of(record.owner)
+        self._link = ShimLink(self._speech, receive=self._receive, lost=self._lost, give_up=self.give_up)
         self._sweeping: asyncio.Task[None] | None = None
         self._started_here = self._spoke = False
-        self._pinged = self._numbered = 0
-        """The newest pings that were sent, and that were asked for."""
-        self._lines = Allowance(LINES_AT_ONCE, LINES_PER_SECOND)
+        self._numbered = 0
+        """The newest ping that was asked for."""
         self._changes = Allowance(CHANGES_AT_ONCE, CHANGES_PER_SECOND)
-        self._resuming: asyncio.TimerHandle | None = None
-        """Until it is read again."""
-        self._reads = False
         self._telling: asyncio.TimerHandle | None = None
         """Until the agent hears of a change."""
         self._ordered: tuple[Token, int] | None = None
         """Of an order to start that may still be on its way: its generation, and the newest ping before it."""
-        self._unanswered: asyncio.TimerHandle | None = None
-        """Until it is killed, unless it answers a ping."""
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
@@ -281,12 +217,11 @@ class PodHandle:
 
     def _died(self) -> None:
         self._unwatch()
-        self._stop_waiting()
         if self._process is not None:
             code = self._process.wait()  # a readable pidfd: it does not block
             self._may_pass = self._spoke or code != NOT_ALLOWED
             self._process = None
-        self._detach()
+        self._link.close()
         self.sweep()
 
     def _unwatch(self) -> None:
@@ -423,114 +358,37 @@ class PodHandle:
 
     # -- the connection
 
-    def attach(self, link: socket.socket) -> None:
-        """Use this connected socket; what was asked meanwhile is sent."""
-        link.setblocking(False)
-        self._link, self._in, self._out, self._asked = link, bytearray(), bytearray(), None
-        self._pinged = 0
-        self._read_on(True)
-        self._send({"op": "attach"})
+    def attach(self, connected: socket.socket) -> None:
+        """Use this socket; what was asked meanwhile is sent."""
+        self._asked = None
+        self._link.attach(connected)
+        self._link.send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
         for command in waiting:
-            self._send(command)
+            self._link.send(command)
 
     @property
     def connected(self) -> bool:
-        return self._link is not None
-
-    def _detach(self) -> None:
-        self._stop_waiting()
-        self._unhandled.clear()
-        self._speech.no_turn(self)
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
-        if self._link is not None:
-            self._read_on(False)
-            self._loop.remove_writer(self._link)
-            self._link.close()
-            self._link = None
-
-    def _readable(self) -> None:
-        assert self._link is not None
-        try:
-            data = self._link.recv(READ_MAX)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._lost()
-            return
-        first, *later = data.split(b"\n")  # later ones are shorter than what is read at a time
-        self._in += first
-        if len(self._in) > LINE_MAX:
-            self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
-            return
-        for part in later:
-            self._unhandled.append(bytes(self._in))
-            self._in = bytearray(part)
-        self._handle(len(data) / 1024)
-
-    def _handle(self, spent: float = 0.0) -> None:
-        """Some of the lines that were read. ``spent``: what reading them counts. Until the rest may be handled, no more
-        is read."""
-        size = 0
-        for _ in range(LINES_IN_A_TURN):
-            if not self._unhandled or len(self._unhandled[0]) > LONG:
-                break
-            spent, size = spent + 1, size + len(self._unhandled[0])
-            self._receive(self._unhandled.popleft())
-        self._spend(spent, size)
-
-    def _handle_long(self) -> None:
-        size = len(self._unhandled[0])
-        self._receive(self._unhandled.popleft())
-        self._spend(1, size)
-
-    def _spend(self, lines: float, size: int) -> None:
-        """Wait for more from the shim, or until what was read may be handled. ``size``: bytes that were handled."""
-        now = self._loop.time()
-        wait = max(self._lines.spend(lines, now), self._speech.lines.spend(lines + size / PART, now))
-        if self._link is None:
-            return
-        self._read_on(not (wait or self._unhandled))
-        if not wait and self._unhandled and len(self._unhandled[0]) > LONG:
-            self._speech.in_turn(self, self._handle_long)
-        elif not self._reads:
-            self._resuming = self._loop.call_later(wait, self._go_on)
-
-    def _go_on(self) -> None:
-        self._resuming = None
-        self._handle()
-
-    def _read_on(self, reads: bool) -> None:
-        assert self._link is not None
-        if reads and not self._reads:
-            self._loop.add_reader(self._link, self._readable)
-        elif self._reads and not reads:
-            self._loop.remove_reader(self._link)
-        self._reads = reads
+        return self._link.connected
 
     def _lost(self) -> None:
         """The pidfd reports the shim's death; a shim that only dropped us is connected to again."""
-        self._detach()
         if not self.gone:
             self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
 
     def _reconnect(self) -> None:
         self._timer = None
-        if self.gone or self._link is not None:
+        if self.gone or self._link.connected:
             return
         try:
-            link = connect(self.folder, self._record.owner, self._pidfd)
+            connected = socket_of(self.folder, self._record.owner, self._pidfd)
         except UntrustedError as error:
             if isinstance(error, NotSeenError) or self._spoke or self._started_here:
                 self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
             else:  # it listened before its file said so, and its user, who may change its folder, has taken its socket
                 self.give_up(f"its shim is not reached: {error}")
             return
-        self.attach(link)
+        self.attach(connected)
 
     def start(self, order: StartOrder) -> None:
         """Until it is carried out, or a later ping is answered, the pod is not quiet: its shim may be busy for long."""
@@ -555,14 +413,14 @@ class PodHandle:
     def stop(self, **arguments: Any) -> None:
         """Asked again and again while workers die. Their shim gets the order once, and again where they are others or
         shall be stopped otherwise: hearing it costs time that the next workers wait for."""
-        if self._link is None or self._asked != arguments:
+        if not self._link.connected or self._asked != arguments:
             self._asked = arguments
             self.command("stop", **arguments)
 
     def command(self, op: str, **arguments: Any) -> None:
         """Send, or keep until connected; a dead shim hears nothing any more."""
-        if self._link is not None:
-            self._send({"op": op, **arguments})
+        if self._link.connected:
+            self._link.send({"op": op, **arguments})
         elif not self.gone:
             if len(self._waiting) >= WAITING_MAX:
                 self._waiting.clear()
@@ -574,57 +432,13 @@ class PodHandle:
         """Numbers grow. A shim that does not answer in time has hung, and is killed."""
         self._numbered = number
         self.command("ping", number=number)
-        if self._link is not None:
-            self._pinged = number
-            if self._unanswered is None:
-                self._wait_for_echo(SILENT if self._spoke else SILENT_AT_FIRST)
-
-    def _wait_for_echo(self, wait: float) -> None:
-        at = self._loop.time() + wait
-        self._unanswered = self._loop.call_at(at, self._kill_silent, wait, at)
-
-    def _stop_waiting(self) -> None:
-        if self._unanswered is not None:
-            self._unanswered.cancel()
-            self._unanswered = None
+        self._link.expect_echo(number, SILENT if self._spoke else SILENT_AT_FIRST)
 
     def _echoed(self, number: int) -> None:
-        """One that is behind, but goes on, has all of its time anew."""
         if self._ordered is not None and number > self._ordered[1]:  # its shim has not done what it was ordered
             self._ordered = None
             self._show()
-        self._stop_waiting()
-        if number < self._pinged:
-            self._wait_for_echo(SILENT)
-
-    def _kill_silent(self, waited: float, due: float) -> None:
-        self._unanswered = None
-        if self._link is None or self._pidfd < 0:
-            return
-        if self._loop.time() > due + LATE:
-            self._wait_for_echo(SILENT)
-        else:
-            self.give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
-
-    def _send(self, command: dict[str, Any]) -> None:
-        self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._link is None:
-            return
-        try:
-            del self._out[: self._link.send(self._out)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._out.clear()  # the read side sees the end
-        if len(self._out) > OUT_MAX:
-            self.give_up("its shim does not read what it is sent")
-        elif self._out:
-            self._loop.add_writer(self._link, self._flush)
-        else:
-            self._loop.remove_writer(self._link)
+        self._link.echoed(number)
 
     def _receive(self, line: bytes) -> None:
         try:
@@ -705,14 +519,14 @@ class PodHandle:
             left, why = [0], UNSEEN.format(error)
         if not left:
             self.give_up(NOT_ENDED)
-        elif self._link is not None:
+        elif self._link.connected:
             self._set(phase="stuck", reason=f"{NOT_ENDED_YET}, and {why}")
 
     def give_up(self, why: str) -> None:
         """A shim that is of no use is killed: then its pod is gone, and is reported so."""
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed, self._killed_at = why, self._loop.time()
-        self._detach()
+        self._link.close()
         with suppress(OSError):  # it is looked at again when the shim is dead
             self._kill_cgroup()
         if self._pidfd >= 0:
@@ -766,26 +580,11 @@ class PodHandle:
             if task is not None:
                 task.cancel()
         self._speech.forget(self)
-        self._stop_waiting()
         self._unwatch()
-        self._detach()
+        self._link.close()
         if self._process is not None:
             self._process.returncode = 0  # it outlives us: not a child that was forgotten
             self._process = None
-
-
-def connect(folder: Path, owner: int, shim: int) -> socket.socket:
-    """A connection, which does not block, to the shim behind this pidfd, which listens in this folder of its user.
-    Raises UntrustedError."""
-    with UntrustedFolder(folder.parent, folder.name, owner=owner) as run:
-        link, pid = run.connect("s")
-    facts = read_proc(f"/proc/self/fdinfo/{shim}")
-    if f"Pid:\t{pid}\n".encode() not in facts:
-        link.close()
-        if not facts:  # our own descriptor's are never empty
-            raise NotSeenError(f"who listens in {folder} cannot be looked at")
-        raise UntrustedError(f"process {pid} listens in {folder}, not the shim")
-    return link
 
 
 def last_line(file: Path, owner: int) -> str:

@@ -32,9 +32,9 @@ from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.world import WorkerExit
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 from nodeagent.plan.cluster import Cluster
+from nodeagent.pods.bounds import ShimReport
 from nodeagent.pods.folder import folder_name, promised_number, record_of_before
 from nodeagent.pods.logs import read_logs
-from nodeagent.pods.pod import ShimReport
 from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer

@@ -39,7 +39,7 @@ async def test_a_shim_that_answers_lives_on(tmp_path: Path) -> None:
 
 def awaited(bench: Bench) -> bool:
     """An answer to a ping is waited for."""
-    return any(pod._unanswered is not None for pod in bench.host._pods.values())
+    return any(pod._link._unanswered is not None for pod in bench.host._pods.values())
 
 
 async def test_a_log_folder_that_hangs_delays_logs_only(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ MET: dict[str, tuple[str, str]] = {
     "osutil/linux.py": ("connect", "the tool: whether somebody listens; nothing is read"),
     "osutil/untrusted.py": ("connect loads", "this is the way"),
     "pods/folder.py": ("loads", "the agent's own records of pods"),
-    "pods/pod.py": ("connect", "UntrustedFolder's"),
+    "pods/shimlink.py": ("connect", "UntrustedFolder's"),
     "store/server.py": ("connect", "a private Redis that it started itself"),
     "store/wire.py": ("connect", "the store"),
     "trust/ledger.py": ("loads", FILE),

@@ -16,7 +16,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.model.world import BRIEF
 from nodeagent.plan.cluster import Cluster
 from nodeagent.pods.base import PodStatus
-from nodeagent.pods.pod import ShimReport
+from nodeagent.pods.bounds import ShimReport
 from nodeagent.store import codec
 from tests.unit.ctl.samples import node as sample_node
 from tests.unit.plan.build import make_cluster, make_job, make_node

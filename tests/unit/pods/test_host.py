@@ -74,7 +74,7 @@ async def node(
     folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, how: ShimStart | None = None
 ) -> AsyncIterator[Node]:
     made = Node(folder, count, how or ShimStart())
-    monkeypatch.setattr(pod, "connect", made.connect)
+    monkeypatch.setattr(pod, "socket_of", made.connect)
     try:
         yield made
     finally:
@@ -223,7 +223,7 @@ async def test_a_shim_that_many_others_connect_to_is_connected_to_again(
                 raise NotSeenError("too many wait at s")
             return here.connect(*asked)
 
-        monkeypatch.setattr(pod, "connect", full)
+        monkeypatch.setattr(pod, "socket_of", full)
         await here.host.adopt()
         await until(lambda: all(map(here.host.connected, here.shims)))
         assert here.alive() == 1
@@ -237,7 +237,7 @@ async def test_a_shim_in_whose_place_something_else_listens_is_killed(
         def taken(*_: object) -> socket.socket:
             raise UntrustedError("process 7 listens there, not the shim")
 
-        monkeypatch.setattr(pod, "connect", taken)
+        monkeypatch.setattr(pod, "socket_of", taken)
         await here.host.adopt()
         await until(lambda: not here.alive())
         why = "its shim is not reached: process 7 listens there, not the shim"

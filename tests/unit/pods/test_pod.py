@@ -24,7 +24,7 @@ from nodeagent.osutil import untrusted
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import Marked
 from nodeagent.osutil.untrusted import AsideByOwner
-from nodeagent.pods import pod
+from nodeagent.pods import pod, shimlink
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.bounds import FEW
 from nodeagent.pods.cgroup import PodCgroup
@@ -32,14 +32,13 @@ from nodeagent.pods.folder import PodRecord, PodRecords
 from nodeagent.pods.pod import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
-    LINES_IN_A_TURN,
     NO_ROOT,
     NOT_ENDED,
-    READ_MAX,
     FoundShim,
     PodHandle,
     SharedByPods,
 )
+from nodeagent.pods.shimlink import LINES_IN_A_TURN, READ_MAX
 from nodeagent.pods.speech import LONG, SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
@@ -118,7 +117,7 @@ async def test_a_shim_that_never_stops_speaking_is_read_in_turn(tmp_path: Path) 
             shim.changed.set()
 
         shim.handle._changed = tell
-        shim.handle._lines = Allowance(300, 100)  # a busy machine reads no more than the real one grants at once
+        shim.handle._link._lines = Allowance(300, 100)  # a busy machine reads no more than the real one grants at once
         statuses = [{"v": 1, "status": {"uid": "u", "phase": "running", "reason": str(n)}} for n in range(20_000)]
         spoken = b"".join(json.dumps(one).encode() + b"\n" for one in statuses)
         loop = asyncio.get_running_loop()
@@ -153,7 +152,7 @@ async def test_pods_of_one_user_are_read_no_more_than_a_few_would_be(tmp_path: P
         other = await opened.enter_async_context(fake(tmp_path))
         loop, sending = asyncio.get_running_loop(), []
         for shim in shims:
-            shim.handle._receive = count  # type: ignore[method-assign]
+            shim.handle._link.receive = count
             sending.append(loop.run_in_executor(None, _send, shim, b'{"v":1,"echo":0}\n' * 20_000))
         began = loop.time()
         await asyncio.sleep(1.0)
@@ -175,7 +174,7 @@ class LongLines:
         """Whose line was handled, and in which turn of the loop."""
         self._turn = 0
         for shim in shims:
-            shim.handle._receive = partial(self._count, shim, shim.handle._receive)  # type: ignore[method-assign]
+            shim.handle._link.receive = partial(self._count, shim, shim.handle._link.receive)
 
     async def end(self) -> None:
         for shim in self.shims:
@@ -218,7 +217,7 @@ async def test_of_long_lines_one_is_handled_in_a_turn_of_the_loop_and_users_take
     async with AsyncExitStack() as opened:
         shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(6)]
         *_, other = shims
-        other.handle._speech = speech.of(12345)
+        other.handle._speech = other.handle._link._speech = speech.of(12345)
         lines = LongLines(*shims)
         await lines.say()
         await lines.end()
@@ -235,7 +234,7 @@ async def test_long_lines_of_one_user_wait_while_anothers_are_handled(tmp_path: 
     async with AsyncExitStack() as opened:
         shims = [await opened.enter_async_context(fake(tmp_path, speech=speech)) for _ in range(4)]
         *ours, other = shims
-        other.handle._speech = speech.of(12345)
+        other.handle._speech = other.handle._link._speech = speech.of(12345)
         lines = LongLines(*shims)
         await lines.say()
         speech.of(os.geteuid()).lines = Allowance(4, 0.5)  # what a line of LONG bytes costs, and it takes seconds
@@ -417,14 +416,14 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
     """Of eight such pods of one user each turn of the agent's loop took 5 s."""
     async with fake(tmp_path) as shim:
         line = json.dumps({"v": 1, "status": {"uid": "u", "phase": "running"}}).encode() + b"\n"
-        received, most, receive = 0, 0, shim.handle._receive
+        received, most, receive = 0, 0, shim.handle._link.receive
 
         def count(line: bytes) -> None:
             nonlocal received
             received += 1
             receive(line)
 
-        shim.handle._receive = count  # type: ignore[method-assign]
+        shim.handle._link.receive = count
         sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 2000)
         async with asyncio.timeout(BOUND):
             while received < 2000:
@@ -459,7 +458,7 @@ async def test_a_line_that_comes_in_small_pieces_is_not_copied_for_each(tmp_path
 async def _has_read(shim: Fake, size: int) -> None:
     async with asyncio.timeout(BOUND):
         while True:
-            if len(shim.handle._in) == size:
+            if len(shim.handle._link._in) == size:
                 return
             await asyncio.sleep(0)
 
@@ -472,7 +471,7 @@ def _send(shim: Fake, received: bytes) -> None:
 
 
 async def test_a_shim_that_does_not_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod, "OUT_MAX", 1 << 16)
+    monkeypatch.setattr(shimlink, "OUT_MAX", 1 << 16)
     async with fake(tmp_path) as shim:
         shim.say()
         await shim.until(lambda: shim.handle.status.phase == "running")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.pods.base import PodStatus
-from nodeagent.pods.pod import ShimReport
+from nodeagent.pods.bounds import ShimReport
 from nodeagent.shim.exits import LATER_CHARS
 from nodeagent.shim.peers import LINE_MAX, status_line
 from nodeagent.shim.record import WHOLE_ERRORS
