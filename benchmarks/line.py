@@ -23,7 +23,7 @@ from nodeagent.model.world import Cause, Generation, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
-from nodeagent.plan.queueing.reservations import line
+from nodeagent.plan.queueing.heldback import line
 
 QUEUES, USERS, GANG = 20, 50, 7
 CHANGES = 15

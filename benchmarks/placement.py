@@ -16,8 +16,8 @@ from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Generation, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
+from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import next_up
-from nodeagent.plan.queueing.reservations import line
 
 LEVELS = ("zone", "rack", "switch")
 GPUS = 8

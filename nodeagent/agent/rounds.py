@@ -38,8 +38,9 @@ from nodeagent.plan.queueing.dependencies import (
     keeps_history,
     outlived,
 )
+from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import NextUp, next_up
-from nodeagent.plan.queueing.reservations import line, reserved
+from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Decision, Remove, Words
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import RetentionConfig

@@ -28,8 +28,8 @@ from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.setbacks import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.elastic import SHOWN
+from nodeagent.plan.queueing.heldback import held, start_estimate, starts_at
 from nodeagent.plan.queueing.queue import in_queue
-from nodeagent.plan.queueing.reservations import held, start_estimate, starts_at
 from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.store.base import StoreUnavailableError
 

@@ -20,8 +20,8 @@ from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.world import Cause, Token
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.queueing.elastic import transfers
+from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import in_queue
-from nodeagent.plan.queueing.reservations import line
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster, started
 from tests.sim.faults import FAULTS, Fault

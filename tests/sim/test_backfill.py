@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from nodeagent.model.job import TERMINAL
-from nodeagent.plan.queueing import reservations
+from nodeagent.plan.queueing import heldback
 from nodeagent.plan.queueing.queue import GIVE_WAY
 from tests.groups import seeds
 from tests.sim import faults
@@ -53,7 +53,7 @@ def test_a_stream_of_small_jobs_does_not_push_a_large_gang_back(seed: int) -> No
                 for node in c.nodes.values():
                     view = node.agent.cluster() if node.agent is not None else None
                     if view is not None and (job_ := view.jobs.get("uid-big")) is not None:
-                        found = reservations.start_estimate(view, job_)
+                        found = heldback.start_estimate(view, job_)
                         promised |= {found.start} if found is not None and found.start is not None else set()
                 if c.rng.random() < 0.02:
                     await faults.restart_agent(c)

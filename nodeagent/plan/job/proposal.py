@@ -25,7 +25,8 @@ from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import Placement, choose
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
-from nodeagent.plan.queueing.reservations import kept_for, kept_from, with_aside
+from nodeagent.plan.queueing.heldback import with_aside
+from nodeagent.plan.queueing.reservations import kept_for, kept_from
 from nodeagent.plan.steps import Decision, End, Propose
 
 MOST_LEFT_OUT = 32

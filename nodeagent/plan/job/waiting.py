@@ -24,7 +24,7 @@ from nodeagent.plan.placing.arranging import arranged, may_move
 from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import Placement, choose, needs
 from nodeagent.plan.placing.topology import closer, gang_of
-from nodeagent.plan.queueing import dependencies, queue, reservations
+from nodeagent.plan.queueing import dependencies, heldback, queue
 from nodeagent.plan.queueing.elastic import SHOWN, making_room, some
 from nodeagent.plan.queueing.room import Room, never, room_for
 from nodeagent.plan.steps import Decision, End
@@ -54,12 +54,12 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := dependencies.blocked(cluster, job):
         return _wait(job, blocked, 0)  # not for nodes: it does not hold
-    if (held := reservations.held(cluster, job)) is not None:
+    if (held := heldback.held(cluster, job)) is not None:
         return _held_back(cluster, job, held, gone, wall)
-    room = reservations.open_room(cluster, job)
+    room = heldback.open_room(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone, wall)
-    first = queue.earlier(cluster, reservations.line(cluster), job)
+    first = queue.earlier(cluster, heldback.line(cluster), job)
     if first is not None:
         text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
         return _wait(job, text, 0 if first.fits else queue.patience_with(first.job, job))
@@ -100,8 +100,8 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before or dependencies.blocked(cluster, job):
         return ()
-    if (kept := reservations.held(cluster, job)) is not None:
-        return (reservations.why_held(cluster, kept, wall),)
+    if (kept := heldback.held(cluster, job)) is not None:
+        return (heldback.why_held(cluster, kept, wall),)
     if never_fits := never(cluster, job.sized_before):
         return never_fits, *filter(None, [placement.wrong])  # the jobs that hold nodes now are not to blame
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
@@ -111,10 +111,10 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
     if makes_room := making_room(cluster, job):
         text.append(makes_room)
-    if free := reservations.kept_free(cluster, job):
+    if free := heldback.kept_free(cluster, job):
         text.append(f"{some(free)} {'is' if len(free) == 1 else 'are'} kept for it")
-    if (estimate := reservations.start_estimate(cluster, job)) is not None:
-        text.append(reservations.starts_by(cluster, estimate, wall))
+    if (estimate := heldback.start_estimate(cluster, job)) is not None:
+        text.append(heldback.starts_by(cluster, estimate, wall))
     return tuple(text)
 
 
@@ -140,9 +140,9 @@ def _wait(job: JobRecord, why: str | Callable[[], str], until: int) -> Decision:
 
 
 def _held_back(
-    cluster: Cluster, job: JobRecord, held: reservations.HeldBack, gone: tuple[str, ...], wall: float
+    cluster: Cluster, job: JobRecord, held: heldback.HeldBack, gone: tuple[str, ...], wall: float
 ) -> Decision:
-    text = reservations.why_held(cluster, held, wall)
+    text = heldback.why_held(cluster, held, wall)
     if job.phase in ("paused", "pausing"):
         return Decision(End("holding", text, gone), (text,))
     until = _hold_end(job)
@@ -181,8 +181,8 @@ def _lacks(cluster: Cluster, job: JobRecord, room: Room, wall: float) -> str:
             text = needs(job.spec.nodes.min, room.fit) + (f", {room.pending} could get ready" if room.pending else "")
             if has_portless(cluster, job):  # somebody may have done that on purpose
                 text += f": {place(cluster, job).wrong}"
-    if (estimate := reservations.start_estimate(cluster, job)) is not None:
-        text += f"; {reservations.starts_by(cluster, estimate, wall)}"
+    if (estimate := heldback.start_estimate(cluster, job)) is not None:
+        text += f"; {heldback.starts_by(cluster, estimate, wall)}"
     return text
 
 

@@ -36,8 +36,8 @@ from nodeagent.plan.pods.report import of_member
 from nodeagent.plan.pods.running import own_report, run
 from nodeagent.plan.pods.stopping import stop
 from nodeagent.plan.queueing.elastic import nodes_wanted
+from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import line_key, next_up
-from nodeagent.plan.queueing.reservations import line
 from nodeagent.pods.base import PodStatus
 
 Rule = Callable[[PodCase], PodAction | None]

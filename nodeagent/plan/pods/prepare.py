@@ -27,8 +27,9 @@ from nodeagent.plan.placing.arranging import arrange, arranged, may_move
 from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
+from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import in_queue, next_up
-from nodeagent.plan.queueing.reservations import kept_from, line
+from nodeagent.plan.queueing.reservations import kept_from
 from nodeagent.plan.queueing.room import shut_for, with_room
 
 Order = Callable[[str, bool], tuple[int, ...]]

@@ -25,7 +25,8 @@ from nodeagent.plan.placing.arranging import arranged
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent
 from nodeagent.plan.queueing.nodebooks import NodeBooks
-from nodeagent.plan.queueing.reservations import KeptNodes, Reservation, reserved
+from nodeagent.plan.queueing.reservations import KeptNodes, reserved
+from nodeagent.plan.queueing.reserving import Reservation
 
 Given = tuple[JobRecord, str]
 """A job and one of its nodes that it gives."""

@@ -18,7 +18,7 @@ from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
 from nodeagent.plan.placing.placement import choose
 from nodeagent.plan.pods.prepare import should_prepare
-from nodeagent.plan.queueing import reservations
+from nodeagent.plan.queueing import reservations, reserving
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.fairshare import test_queues as queues
@@ -87,7 +87,7 @@ def test_nodes_get_ready_for_what_a_job_borrows_once_the_time_of_the_other_one_h
 def test_what_queues_keep_is_found_anew_once_the_time_of_the_first_job_has_come() -> None:
     """Until then others of its queue are tried, here as many as are tried in all."""
     first = queues.job("first", "a", 0, nodes=9, priority=2).model_copy(update={"not_before": NOW + 1})
-    wide = [queues.job(f"wide{i}", "a", 1 + i, priority=1) for i in range(reservations.TRIED)]
+    wide = [queues.job(f"wide{i}", "a", 1 + i, priority=1) for i in range(reserving.TRIED)]
     roles = (wide[0].spec.role.model_copy(update={"workers_per_node": 9}),)
     wide = [one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})}) for one in wide]
     jobs = queues.running("a0", "a", ["n1", "n2"]), queues.running("b0", "b", ["n3"]), queues.job("b1", "b", 20)

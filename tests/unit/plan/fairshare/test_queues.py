@@ -23,9 +23,9 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.queueing import queue
+from nodeagent.plan.queueing.heldback import line as line_of
+from nodeagent.plan.queueing.heldback import open_room
 from nodeagent.plan.queueing.queue import places
-from nodeagent.plan.queueing.reservations import line as line_of
-from nodeagent.plan.queueing.reservations import open_room
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (

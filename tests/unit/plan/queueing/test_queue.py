@@ -21,7 +21,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.pods.actions import Prepare, Retire
 from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import UNFIT_KEPT
-from nodeagent.plan.queueing import queue, reservations
+from nodeagent.plan.queueing import heldback, queue
 from nodeagent.plan.queueing.room import Room, room_for
 from nodeagent.plan.steps import Decision, Propose
 from nodeagent.pods.base import PodStatus
@@ -93,7 +93,7 @@ def test_a_job_goes_first_as_if_each_were_placed_by_itself(cluster: Cluster) -> 
     for job in in_line:
         before = [j for j in in_line if queue.line_key(j) < queue.line_key(job)]
         able = [j for j in before if cluster.served >= j.not_before and could_start(cluster, j)]
-        found = queue.earlier(cluster, reservations.line(cluster), job)
+        found = queue.earlier(cluster, heldback.line(cluster), job)
         assert (found.job.uid if found is not None else None) == (able[0].uid if able else None)
 
 
@@ -176,7 +176,7 @@ def test_who_waits_is_at_rest_until_its_time() -> None:
 
 
 def next_up(cluster: Cluster, before: queue.NextUp | None = None) -> queue.NextUp:
-    return queue.next_up(cluster, reservations.line(cluster), before or queue.NextUp())
+    return queue.next_up(cluster, heldback.line(cluster), before or queue.NextUp())
 
 
 def prepared(cluster: Cluster, node: str = "n24") -> list[str]:

@@ -19,10 +19,11 @@ from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import VIEWS_KEPT, Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.prepare import should_prepare
-from nodeagent.plan.queueing import departures, reservations
+from nodeagent.plan.queueing import departures, heldback, reservations, reserving
 from nodeagent.plan.queueing.elastic import transfers
+from nodeagent.plan.queueing.heldback import line, open_room, with_aside
 from nodeagent.plan.queueing.queue import GIVE_WAY
-from nodeagent.plan.queueing.reservations import line, open_room, reserved, with_aside
+from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (
     NOW,
@@ -135,14 +136,14 @@ def test_a_start_that_no_limit_tells_keeps_what_is_free_and_is_not_guessed() -> 
         None, "n4, n5 are kept for job big, which starts when job svc ends (no time limit says when)"
     )  # fmt: skip
     assert decided(cluster, "big")[1] == "needs 4 nodes, 2 fit"
-    assert reservations.start_estimate(cluster, cluster.jobs["u-big"]) is None
+    assert heldback.start_estimate(cluster, cluster.jobs["u-big"]) is None
 
 
 def test_a_gang_that_no_end_of_others_helps_holds_up_nobody() -> None:
     cluster = cluster_of(3, runs("a", ["n1"], 60), waits("huge", 4, 1), waits("small", 1, 2))
     assert reserved(cluster).found == ()
     assert decided(cluster, "small")[0] == {"n2"}
-    many = [waits(f"huge{i}", 4, i) for i in range(1, reservations.TRIED + 1)]
+    many = [waits(f"huge{i}", 4, i) for i in range(1, reserving.TRIED + 1)]
     big, small = waits("big", 3, 50), waits("small", 1, 51)
     assert [one.name for one in reserved(cluster_of(3, runs("a", ["n1"]), *many, big, small)).found] == ["big"]
     more = waits("more", 4, 49)
@@ -196,7 +197,7 @@ def test_small_jobs_do_not_take_what_a_large_one_of_a_full_queue_needs() -> None
     assert decided(of_team(cluster_of(8, runs("a", ["n1", "n2"]), big, small)), "small")[1] == (
         "queue team keeps 4 nodes for job big, which starts when job a ends (no time limit says when)"
     )
-    first = reservations.start_estimate(cluster, cluster.jobs["u-big"])
+    first = heldback.start_estimate(cluster, cluster.jobs["u-big"])
     assert first is not None
     assert first.start == NOW + 60 * MINUTE + GRACE * 1000
 
@@ -373,7 +374,7 @@ def test_nodes_get_ready_for_those_that_may_start_there() -> None:
         waits("quick", 1, 20, minutes=5),
     )  # fmt: skip
     cluster = replace(cluster, nodes={n.id: n for n in nodes(4, {})}, notes=Notes())
-    assert [w.job.name for w in reservations.line(cluster) if w.has_room] == ["quick"]
+    assert [w.job.name for w in heldback.line(cluster) if w.has_room] == ["quick"]
     assert should_prepare(cluster, cluster.jobs["u-quick"], "n3")
     assert not any(should_prepare(cluster, cluster.jobs["u-w0"], n) for n in cluster.nodes)
 
@@ -456,7 +457,7 @@ def test_what_is_borrowed_is_not_given_back_to_one_that_could_not_use_it() -> No
 
 
 def estimate(cluster: Cluster, name: str) -> int | None:
-    found = reservations.start_estimate(cluster, cluster.jobs[f"u-{name}"])
+    found = heldback.start_estimate(cluster, cluster.jobs[f"u-{name}"])
     return found.start if found is not None else None
 
 
@@ -482,13 +483,13 @@ def test_it_says_when_and_after_whom() -> None:
     days = 24 * 60
     jobs = [runs(name, [f"n{i}"], 3 * days) for i, name in enumerate("abcde", 1)]
     found = reserved(cluster_of(6, *jobs[:2], waits("big", 6, 9))).found
-    says = [reservations.starts_by(cluster_of(1), one, WALL) for one in found]
+    says = [heldback.starts_by(cluster_of(1), one, WALL) for one in found]
     assert says == ["starts by about 00:18 UTC in 3 days (when jobs a, b end at their time limits)"]
     cluster = cluster_of(6, *jobs, waits("big", 6, 9))
-    says = [reservations.starts_by(cluster, one, WALL - 600) for one in reserved(cluster).found]
+    says = [heldback.starts_by(cluster, one, WALL - 600) for one in reserved(cluster).found]
     assert says == ["starts by about 00:08 UTC in 3 days (when jobs a, b, c and 2 more end at their time limits)"]
     (last,) = reserved(soon := cluster_of(2, runs("a", ["n1"], days - 10), waits("big", 2, 9))).found
-    assert reservations.starts_by(soon, last, WALL).startswith("starts by about 00:08 UTC tomorrow (when job a ends")
+    assert heldback.starts_by(soon, last, WALL).startswith("starts by about 00:08 UTC tomorrow (when job a ends")
 
 
 @pytest.mark.parametrize(("phase", "used", "left"), [("running", 0, 60), ("forming", 600_000, 50)])
@@ -582,7 +583,7 @@ def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobReco
 
 def started(cluster: Cluster) -> Cluster:
     """Every job that may start now does, one after the other, as agents would have it."""
-    for uid in [w.job.uid for w in reservations.line(cluster)]:
+    for uid in [w.job.uid for w in heldback.line(cluster)]:
         job = cluster.jobs[uid]
         step = decide(cluster, job, WALL).step
         if isinstance(step, Propose):
@@ -679,7 +680,7 @@ def test_with_time_limits_nobody_waits_for_ever(drawn: tuple[int, list[JobRecord
         cluster = all_started(replace(cluster, jobs={**cluster.jobs, small.uid: small}))
         for job in waiting:
             now = cluster.jobs.get(job.uid)
-            found = reservations.start_estimate(cluster, now) if now is not None and now.phase == "queued" else None
+            found = heldback.start_estimate(cluster, now) if now is not None and now.phase == "queued" else None
             if found is not None and found.start is not None:
                 promised.setdefault(job.uid, found.start)
             if now is not None and now.phase == "queued" and job.uid in promised:
