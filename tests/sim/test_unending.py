@@ -42,6 +42,26 @@ def test_its_devices_are_given_to_nobody_before_it_ends() -> None:
     simulate(1, scenario)
 
 
+def test_the_gang_goes_on_without_the_node_on_which_it_does_not_end() -> None:
+    """Its shim had died, and workers hang in the kernel: the pod was reported as neither lost nor ended."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("a", 1, 2, 2)
+        await running(c, 2, "a")
+        first = c.job("a").generation
+        assert first is not None
+        machine = c.nodes["n1"].machine
+        machine.unending["uid-a"] = PodStatus(uid="uid-a", phase="stuck", held=first.members["n1"].devices)
+        machine.changed.set()
+        await running(c, 1, "a")
+        now = c.job("a").generation
+        assert now is not None and now.number > first.number
+        assert "n1" not in now.members
+        assert c.job("a").budget[str(first.number)].kind == "pod_failed"
+
+    simulate(2, scenario)
+
+
 def _holds(c: SimCluster, name: str) -> bool:
     generation = c.job(name).generation
     return generation is not None and "n1" in generation.holders

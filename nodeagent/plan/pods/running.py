@@ -38,6 +38,8 @@ def run(case: PodCase) -> PodAction | None:
         return None
     if status is None or status.phase == "gone":
         return _gone(case, generation)
+    if case.stuck:
+        return _stuck(case, generation, of_member(status, member))
     if status.generation == generation.token:
         return _go_on(case, generation, of_member(status, member))
     if not status.quiet:
@@ -57,6 +59,14 @@ def _gone(case: PodCase, generation: Generation) -> ReportPod | None:
     found = lost(case.status.reason if case.status is not None else "")
     alone = sent.alone if sent is not None else ()
     return _report(case, generation, found.model_copy(update={"alone": alone}))
+
+
+def _stuck(case: PodCase, generation: Generation, status: PodStatus) -> PodAction:
+    """Its workers do no more work, whether they end or not: the others go on without this node. How they ended counts,
+    as far as their shim saw it; else they are lost with it."""
+    seen = status.generation == generation.token and final_report(read_report(status))
+    found = own_report(case, generation, status, doomed=True) if seen else _gone(case, generation)
+    return found or Stop(case.job.uid, None, "what runs here does not end")
 
 
 def _go_on(case: PodCase, generation: Generation, status: PodStatus) -> PodAction | None:

@@ -299,6 +299,18 @@ def test_a_stuck_pod_lets_the_others_go_on_without_this_node() -> None:
     assert ack.ack.stuck
 
 
+def test_a_stuck_pod_of_an_active_generation_is_reported_once() -> None:
+    """What its shim saw counts, if it saw the end of its workers; else they are lost with it."""
+    orphan = status("stuck", reason="the shim died, and processes 7 do not end, even with SIGKILL")
+    report = act(active(), orphan)
+    assert isinstance(report, ReportPod)
+    assert (report.report.state, report.report.reason) == ("lost", orphan.reason)
+    assert act(active({"n1": report.report}), orphan) == Stop(UID, None, "what runs here does not end")
+    fenced = act(active(), status("stuck", generation=NEW, highest=NEW, fenced=True))
+    assert isinstance(fenced, ReportPod)
+    assert fenced.report.state == "fenced"
+
+
 def test_a_stuck_pod_gives_way_only_once_its_devices_are_given_to_nobody() -> None:
     """Before, they went to the next job while what did not end had them."""
     stuck = status("stuck", generation=OLD, held=("cpu0", "cpu1"))
@@ -342,7 +354,7 @@ def test_what_runs_of_an_older_generation_is_killed_first() -> None:
         UID, None, "generation 2 is active"
     )
     unknown = status("stuck", highest=NEW)
-    assert isinstance(act(active(), unknown), Stop), "nothing is started beside what lives, whatever it is"
+    assert isinstance(act(active(), unknown), ReportPod), "nothing is started beside what lives, whatever it is"
 
 
 def test_an_agent_that_comes_back_leaves_running_workers_alone() -> None:
