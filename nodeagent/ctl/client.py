@@ -79,9 +79,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(rest * 1e6)))
         self.sock.connect(self._path)
         if not self._vouched:
-            from nodeagent.osutil.untrusted import peer
+            from nodeagent.osutil.linux import peer_credentials
 
-            if (uid := peer(self.sock)[1]) not in (0, os.geteuid()):
+            if (uid := peer_credentials(self.sock)[1]) not in (0, os.geteuid()):
                 raise PermissionError(f"user {uid} listens there, who is neither root nor you")
         self.sock.settimeout(self._seconds)
 

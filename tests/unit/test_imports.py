@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from docs.packages import ARROWS, LATER, PLAN, Graph, circle, module_graph, package_graph
+from docs.packages import ARROWS, LATER, PLAN, circle, module_graph, package_graph
 
 HEAVY = ("torch", "numpy")
 PACKAGE = "nodeagent.hardware"
@@ -48,24 +48,9 @@ def test_no_modules_and_no_packages_import_each_other_in_a_circle() -> None:
     assert {package: found for package, inner in insides.items() if (found := circle(inner))} == {}
 
 
-NOT_YET = ("api", "ctl", "shim")
-"""Packages whose modules still need each other in a circle, if all is counted that they ever import."""
-
-
 def test_no_modules_need_each_other_in_a_circle() -> None:
     """Not even for a type, or in a function: whoever reads one of them would have to read them all."""
-    graph = module_graph(when="ever")
-    inside = {package: {name for name in graph if name.startswith(f"nodeagent.{package}.")} for package in NOT_YET}
-    assert [package for package, names in inside.items() if not circle(_among(graph, names))] == [], "take it out"
-    left = {name: set(of) for name, of in graph.items()}
-    for names in inside.values():
-        for name in names:
-            left[name] -= names
-    assert circle(left) == []
-
-
-def _among(graph: Graph, names: Collection[str]) -> Graph:
-    return {name: [of for of in graph[name] if of in names] for name in names}
+    assert circle(module_graph(when="ever")) == []
 
 
 def test_the_packages_of_plan_import_what_the_table_says() -> None:

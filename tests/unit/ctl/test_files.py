@@ -31,7 +31,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, words: tuple[str, ...], data:
     assert says in result.stderr
 
 
-def test_stdin_that_is_closed_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdin_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)  # as of `submit - <&-`
     with pytest.raises(CtlError, match="cannot read <stdin>: it is closed"):
         read_file("-", "job file", "nothing was submitted", parse=lambda text, _name: text)
