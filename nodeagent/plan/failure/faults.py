@@ -106,6 +106,11 @@ class FaultCase:
     awaits: tuple[str, ...] = ()
     """Who has not answered since."""
 
+    def with_reports(self, generation: Generation, reports: Mapping[str, PodReport]) -> FaultCase:
+        """The same, had these pods of the job's generation reported this."""
+        other = generation.model_copy(update={"reports": {**generation.reports, **reports}})
+        return replace(self, job=self.job.model_copy(update={"generation": other}))
+
 
 _POD_FAULTS = {
     "fenced": "workers stopped themselves, without a lease,",
@@ -122,22 +127,20 @@ def reported_fault(case: FaultCase, reports: Mapping[str, PodReport]) -> Fault |
     order = sorted((r.seq, n, r) for n, r in reports.items() if r.state in _POD_FAULTS)
     broken = next(((seq, n, r) for seq, n, r in order if r.state != "fenced"), None)
     fenced = next(((n, r) for _, n, r in order if r.state == "fenced"), None)
-    killed = who is not None and who.worker.signal == signal.SIGKILL
-    if broken is not None and not (killed and who is not None and reports[who.node].seq < broken[0]):
+    killed = reports[who.node].seq if who is not None and who.worker.signal == signal.SIGKILL else None
+    if broken is not None and (killed is None or killed >= broken[0]):
         return _pod_fault(case, "pod_failed", broken[1], broken[2])
-    if fenced is not None and not killed:
+    if fenced is not None and killed is None:
         return _pod_fault(case, "fenced", *fenced)
     robbed = min(((r.seq or 1 << 30, n) for n, r in reports.items() if r.taken), default=None)
-    if robbed is not None and not killed:
+    if robbed is not None and killed is None:
         return _port_fault(case, robbed[1], reports[robbed[1]])
     return _worker_fault(case, who, reports) if who is not None else None
 
 
 def _pod_fault(case: FaultCase, kind: CauseKind, node: str, report: PodReport) -> Fault:
     text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
-    roles = roles_on(case.job, [node])
-    outcome = Outcome(code=1, text=text, error=report.error)
-    return _fault(case, Cause(kind=kind, text=text, node=node), outcome, roles=roles)
+    return _fault(case, Cause(kind=kind, text=text, node=node), roles_on(case.job, [node]), error=report.error)
 
 
 def _port_fault(case: FaultCase, node: str, report: PodReport) -> Fault:
@@ -145,8 +148,7 @@ def _port_fault(case: FaultCase, node: str, report: PodReport) -> Fault:
     stopped since, to be started again, have failed for that port too."""
     text = f"{report.taken} of {node}, which was kept for the job's workers"
     cause = Cause(kind="port_taken", text=text, node=node)
-    fault = _fault(_begun(case), cause, Outcome(code=1, text=text), roles=roles_on(case.job, [node]))
-    return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
+    return _fault(_begun(case), cause, roles_on(case.job, [node]), progressed=_ran_long(case))
 
 
 def _begun(case: FaultCase) -> FaultCase:
@@ -159,8 +161,7 @@ def _begun(case: FaultCase) -> FaultCase:
     for node, report in generation.reports.items():
         came = (one for one in report.alone if one.round <= agreed.get("".join(role_of(generation, node, one.rank)), 0))
         reports[node] = report.model_copy(update={"alone": tuple(came)})
-    others = generation.model_copy(update={"reports": reports})
-    return replace(case, job=case.job.model_copy(update={"generation": others}))
+    return case.with_reports(generation, reports)
 
 
 def node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
@@ -168,7 +169,7 @@ def node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -
     text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
     case = FaultCase(cluster, job, 0, cluster.served, round(wall, 3))
     cause = Cause(kind="node_lost", text=text, node=gone[0])
-    return _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(job, gone))
+    return _fault(case, cause, roles_on(job, gone))
 
 
 def _worker_fault(case: FaultCase, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
@@ -180,15 +181,12 @@ def _worker_fault(case: FaultCase, who: Blame, reports: Mapping[str, PodReport])
         kind, text = "crowded", f"{text}; {crowded}: it costs no restart"
     cause = Cause(kind=kind, text=text, node=who.node, rank=who.worker.rank)
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
-    outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
-    if kind == "crowded":
-        return _fault(case, cause, outcome, who.code, roles)
-    if kind == "reform":
-        fault = _fault(case, cause, outcome, who.code, roles)
-        return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
-    answered = _asked(case.job, who, reports)
-    fault = _fault(case, cause, outcome, who.code, roles, answered)
-    if fault.fail or answered.action is not None or not _early(case, reports):
+    free = kind in ("crowded", "reform")
+    answered = None if free else _asked(case.job, who, reports)
+    progressed = kind == "reform" and _ran_long(case)
+    fault = _fault(case, cause, roles, who.code, who.worker.error, answered, progressed=progressed)
+    fault = replace(fault, outcome=fault.outcome.model_copy(update={"text": who.text}))
+    if answered is None or fault.fail or answered.action is not None or not _early(case, reports):
         return fault
     if who.victim and case.awaits:
         return fault  # a lost node, or a killed worker, is what they speak of most often: see ADR 39
@@ -233,8 +231,8 @@ def _alone_fault(case: FaultCase, generation: Generation) -> Fault | None:
         cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
         answered = _answered(case, cause, one.exit, role_of(generation, node, one.rank))
         if (over and (node, one) == newest) or answered.action in ENDS:
-            outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
-            return _fault(_counted_once(case, generation, node, one), cause, outcome, one.exit, answered=answered)
+            counted = _counted_once(case, generation, node, one)
+            return _fault(counted, cause, code=one.exit, error=one.error, answered=answered)
     return _round_fault(case, generation)
 
 
@@ -242,8 +240,7 @@ def _counted_once(case: FaultCase, generation: Generation, node: str, last: Alon
     """The case without the restart that did not come: the fault that ends the job counts for it."""
     report = generation.reports[node]
     rest = report.model_copy(update={"alone": tuple(one for one in report.alone if one is not last)})
-    others = generation.model_copy(update={"reports": {**generation.reports, node: rest}})
-    return replace(case, job=case.job.model_copy(update={"generation": others}))
+    return case.with_reports(generation, {node: rest})
 
 
 def _round_fault(case: FaultCase, generation: Generation) -> Fault | None:
@@ -259,7 +256,7 @@ def _round_fault(case: FaultCase, generation: Generation) -> Fault | None:
         if one is not None and one.round > agreed_round(generation, role):
             ended = f"{one.text} on {node}, and {role} cannot be started again alone: {done} has ended well"
             cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
-            return _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
+            return _fault(case, cause, code=one.exit, error=one.error)
     return None
 
 
@@ -267,9 +264,9 @@ def _hang_fault(case: FaultCase, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
     role = role_of(job.generation, hung.node, hung.rank)
-    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
     progressed = got_further(job, hung, case.at)
-    spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
+    fault = _fault(case, cause, role, error=hung.table, progressed=progressed)
+    spend = fault.spend.model_copy(update={"step": hung.step, "stalled": hung.stalled})
     fail = fault.fail
     row = 0 if progressed else in_a_row(job)
     if not fail and row >= MOST_IN_A_ROW:
@@ -292,24 +289,25 @@ def _answered(case: FaultCase, cause: Cause, code: int | None, roles: tuple[str,
     """The policies asked for what this cause means to them, with its own code."""
     event = EVENTS.get(cause.kind)
     action = answer(case.job.spec, roles, event, code) if event is not None else None
-    return (
-        _PolicyAnswer()
-        if event is None or action is None
-        else _PolicyAnswer(action, sentence(action, event, cause.text))
-    )
+    if event is None or action is None:
+        return _PolicyAnswer()
+    return _PolicyAnswer(action, sentence(action, event, cause.text))
 
 
 def _fault(
     case: FaultCase,
     cause: Cause,
-    outcome: Outcome,
-    code: int | None = None,
     roles: tuple[str, ...] = (),
+    code: int | None = None,
+    error: str = "",
     answered: _PolicyAnswer | None = None,
+    *,
+    progressed: bool = False,
 ) -> Fault:
-    """``roles``: whose places it concerns, and whose own policies are asked. ``answered``: by the policies, if they
-    have been asked already."""
+    """``roles``: whose places it concerns, and whose own policies are asked. ``code``, ``error``: of the worker, if it
+    is one's. ``answered``: by the policies, if they have been asked already."""
     answered = _answered(case, cause, code, roles) if answered is None else answered
+    outcome = Outcome(code=1 if code is None else code, text=cause.text, error=error)
     spend = BudgetEntry(
         at=case.at,
         wall=case.wall,
@@ -318,9 +316,10 @@ def _fault(
         node=cause.node,
         rank=cause.rank,
         text=cause.text,
-        error=outcome.error,
+        error=error,
         exit=code,
         alone=_alone(case),
+        progressed=progressed,
         roles=roles,
     )
     fail, ends, by_policy = "", ENDS["FailJob"], False
