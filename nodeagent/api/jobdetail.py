@@ -16,7 +16,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.queue import amount_text, queue_of
-from nodeagent.plan.cluster import Cluster, in_order, natural
+from nodeagent.plan.cluster import SHOWN, Cluster, in_order, natural
 from nodeagent.plan.failure.budget import alone_restarts
 from nodeagent.plan.failure.policies import GO_ON
 from nodeagent.plan.failure.timeouts import dues
@@ -27,7 +27,6 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.setbacks import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
-from nodeagent.plan.queueing.elastic import SHOWN
 from nodeagent.plan.queueing.heldback import held, start_estimate, starts_at
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.room import never, room_for

@@ -231,6 +231,16 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     return (*((0, int(p)) if p.isdecimal() else (1, p) for p in parts), (-1, name))
 
 
+SHOWN = 3
+"""Names that a sentence gives before it only counts."""
+
+
+def some(names: Sequence[str], most: int = SHOWN) -> str:
+    """``n1, n2, n3 and 2 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def in_order(cluster: Cluster) -> Sequence[str]:
     """All known nodes in natural order."""
     return cluster.notes.once("order", (cluster.nodes,), lambda before: _in_order(cluster, before)).names

@@ -13,7 +13,7 @@ from typing import get_args
 
 from nodeagent.model.job import BudgetEntry, JobRecord, Outcome
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.cluster import Cluster, natural, some
 from nodeagent.plan.failure.budget import COUNTS
 from nodeagent.plan.failure.faults import Fault, FaultCase, node_fault, reported_fault
 
@@ -34,9 +34,8 @@ def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
 def judged_when(nodes: Collection[str]) -> str:
     """In words, what a fault that is not judged yet waits for."""
     names = sorted(nodes, key=natural)
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     has = "have" if len(names) > 1 else "has"
-    return f"judged when {', '.join(names[:MOST_NAMED])}{more} {has} answered, or proved to be lost"
+    return f"judged when {some(names, MOST_NAMED)} {has} answered, or proved to be lost"
 
 
 def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:

@@ -17,7 +17,7 @@ from nodeagent.model.job import TERMINAL, Filled, JobRecord, Owned, Quota, Setba
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, some
 from nodeagent.plan.failure.blame import Cut, describe_cut
 from nodeagent.plan.fairshare.queues import overbooked
 from nodeagent.plan.nodes.failing import failing_nodes
@@ -301,8 +301,8 @@ def _kernel_logs(cluster: Cluster) -> Iterator[Placed]:
     blind = [n for n, node in _live(cluster).items() if any(v.rule == "probe.kernel_log" for v in node.facts.health)]
     if blind:
         yield "cluster", _warning(
-            f"the kernel's log cannot be read on {names(sorted(blind))}: faults of GPUs are seen there by the driver's "
-            "word alone, those of disks, memory and CPUs are not",
+            f"the kernel's log cannot be read on {some(sorted(blind), SHOWN)}: faults of GPUs are seen there by the "
+            "driver's word alone, those of disks, memory and CPUs are not",
             "give the agent /dev/kmsg: run it as root (a container with --device /dev/kmsg --cap-add SYSLOG); "
             "or do without: health.ignore: [probe.kernel_log] in its config",
         )  # fmt: skip
@@ -334,7 +334,9 @@ def _held(cluster: Cluster) -> Iterator[Placed]:
             job, ready = cluster.jobs.get(uid), node.readiness.get(uid)
             why = f" ({ready.reason})" if ready is not None and ready.reason else ""
             whose, host = job.name if job is not None else uid, node.facts.hostname
-            what = f"processes of job {whose} do not end{why}; nobody is given what they may have: {names(devices)}"
+            what = (
+                f"processes of job {whose} do not end{why}; nobody is given what they may have: {some(devices, SHOWN)}"
+            )
             drain = f"nodeagentctl drain {name} --reason TEXT"
             fix = f"on {host}: ps -eo pid,stat,wchan:30,cmd; if it lasts: {drain}, then reboot it"
             yield f"node/{name}", _warning(what, fix)
@@ -407,7 +409,7 @@ def _versions(cluster: Cluster) -> Iterator[Placed]:
     for name, node in sorted(_live(cluster).items()):
         by_version[node.facts.agent_version].append(name)
     if len(by_version) > 1:
-        text = "; ".join(f"{version} on {names(nodes)}" for version, nodes in sorted(by_version.items()))
+        text = "; ".join(f"{version} on {some(nodes, SHOWN)}" for version, nodes in sorted(by_version.items()))
         yield (
             "cluster",
             _warning(f"agents differ in version: {text}", "install the same version on all of them"),
@@ -428,7 +430,7 @@ def _addresses(cluster: Cluster) -> Iterator[Placed]:
             by_address[node.facts.address].append(name)
     for address, nodes in by_address.items():
         if len({live[n].facts.boot_id for n in nodes}) > 1:
-            yield "cluster", _error(f"{names(nodes)} are different machines with the same address {address}", fix)
+            yield "cluster", _error(f"{some(nodes, SHOWN)} are different machines with the same address {address}", fix)
 
 
 def _topology(cluster: Cluster) -> Iterator[Placed]:
@@ -490,12 +492,6 @@ def ranked(found: Iterable[Placed]) -> list[Placed]:
     """Errors first, otherwise in the order found."""
     order: tuple[Severity, ...] = ("error", "warning", "info")
     return sorted(found, key=lambda placed: order.index(placed[1].severity))
-
-
-def names(nodes: list[str]) -> str:
-    """``n1, n2``, not too many."""
-    more = len(nodes) - SHOWN
-    return ", ".join(nodes[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _live(cluster: Cluster) -> dict[str, NodeRecord]:

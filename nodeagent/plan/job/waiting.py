@@ -10,7 +10,7 @@ from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.cluster import SHOWN, Cluster, in_order, some
 from nodeagent.plan.failure import budget, judgement
 from nodeagent.plan.fairshare.queues import dominant, full, holdings, shared
 from nodeagent.plan.fairshare.resources import NOTHING, size
@@ -25,7 +25,7 @@ from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import Placement, choose, needs
 from nodeagent.plan.placing.topology import closer, gang_of
 from nodeagent.plan.queueing import dependencies, heldback, queue
-from nodeagent.plan.queueing.elastic import SHOWN, making_room, some
+from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.room import Room, never, room_for
 from nodeagent.plan.steps import Decision, End
 

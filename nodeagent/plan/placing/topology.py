@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model.constraints import NODE, Constraints
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.cluster import Cluster, natural, some
 from nodeagent.plan.nodes.labels import Path, tree
 
 
@@ -338,10 +338,9 @@ def placed_text(cluster: Cluster, job: JobRecord) -> str:
         if len({path[:depth] for path in paths}) == 1 and paths[0][depth - 1]:
             return f"in one {gang.levels[depth - 1]}, {_name_of(paths[0][:depth])}"
     counts = Counter(path[:1] for path in paths)
-    some = sorted(counts, key=lambda domain: tuple(map(natural, domain)))
-    named = ", ".join(f"{_name_of(domain)} ({counts[domain]})" for domain in some[:DOMAINS_SHOWN])
-    more = f" and {len(some) - DOMAINS_SHOWN} more" if len(some) > DOMAINS_SHOWN else ""
-    return f"by {gang.levels[0]}: {named}{more}"
+    domains = sorted(counts, key=lambda domain: tuple(map(natural, domain)))
+    named = [f"{_name_of(domain)} ({counts[domain]})" for domain in domains]
+    return f"by {gang.levels[0]}: {some(named, DOMAINS_SHOWN)}"
 
 
 def _name_of(domain: tuple[str, ...]) -> str:

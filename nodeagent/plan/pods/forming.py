@@ -50,6 +50,7 @@ def form(case: PodCase) -> PodAction | None:
 
 
 def promise(case: PodCase, generation: Generation, member: Member) -> Promise:
+    """Of a member; group rank 0 also holds the generation's rendezvous."""
     leads = member.group_rank == 0
     above = _ports_above(case.cluster, generation, case.node) if leads and not member.places else 0
     why = f"generation {generation.number} is forming"

@@ -6,12 +6,12 @@ why none does, by the rules of ``fairshare/reclaim.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import RESOURCES, queue_of
-from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.cluster import SHOWN, Cluster, natural, some
 from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
@@ -117,9 +117,6 @@ def _first(jobs: Iterable[JobRecord], barring: Callable[[JobRecord], str]) -> It
             yield job
 
 
-SHOWN = 3
-"""Names that a sentence gives before it only counts."""
-
 _WHY = {
     "kept": ("is not reclaimable", "are not reclaimable"),
     "owned": ("has no more than its guarantee", "have no more than their guarantees"),
@@ -187,9 +184,3 @@ def _too_much(cluster: Cluster, plan: Reclaim, name: str, needs: Resources) -> s
     guarantee = f", its guarantee {own}" if own is not None else ""
     part = round(due[at], 1)
     return f"with it queue {name} would have {then[at]} {RESOURCES[at]}, its part by weight is {part:g}{guarantee}"
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -12,17 +12,13 @@ from functools import partial
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.model.queue import amount_text
-from nodeagent.plan.cluster import Cluster, Notes, natural
+from nodeagent.plan.cluster import Cluster, Notes, natural, some
 from nodeagent.plan.nodes.candidates import shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.queue import Waiting, line_key, queue
 from nodeagent.plan.queueing.reservations import KeptNodes, Reservations, reservation_of, reserved
 from nodeagent.plan.queueing.reserving import Reservation
 from nodeagent.plan.queueing.room import Room, room_for, shut_for, with_room
-
-SHOWN = 3
-"""Names that a sentence gives before it only counts."""
-
 
 DAY = 86400
 
@@ -189,9 +185,7 @@ _NO_WORK = {"cordon": Cordon(reason="kept for another job", by="", at=0.0)}
 
 def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     """Which nodes are kept for whom, and until when. ``wall``: Unix time now."""
-    more = f" and {len(held.nodes) - SHOWN} more" if len(held.nodes) > SHOWN else ""
-    names = ", ".join(held.nodes[:SHOWN]) + more
-    one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
+    one, text = held.by, f"{some(held.nodes)} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
     if not held.nodes:
         stated = cluster.queues.by_name[one.queue].capability.stated
         amounts = ", ".join(amount_text(getattr(one.needs, resource), resource) for resource in stated)
@@ -222,5 +216,4 @@ def starts_at(cluster: Cluster, one: Reservation, wall: float) -> float:
 
 def _ends(jobs: Sequence[str]) -> str:
     """``job a ends``, ``jobs a, b end``."""
-    more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    return f"job {jobs[0]} ends" if len(jobs) == 1 else f"jobs {', '.join(jobs[:SHOWN])}{more} end"
+    return f"job {jobs[0]} ends" if len(jobs) == 1 else f"jobs {some(jobs)} end"

@@ -48,6 +48,7 @@ class NodeSearch:
     """Nodes that it is to have, as far as they are found. Several jobs may have to leave the same."""
 
     def limit(self, inside: str, *, anywhere: bool) -> None:
+        """As of these fields."""
         self.inside, self.anywhere = inside, anywhere
 
 
@@ -84,6 +85,7 @@ class NodeLedger:
     # -- what is looked for
 
     def search(self, job: JobRecord) -> NodeSearch:
+        """The job's, from the first time on that it is asked for: what limited it last still does."""
         return self._searches.setdefault(job.uid, NodeSearch())
 
     def begin(self, job: JobRecord, *, rounded: bool) -> None:
@@ -129,6 +131,7 @@ class NodeLedger:
             self.size[job.uid] += 1
 
     def part(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        """The donor gives it up for the job."""
         self._promised.add(node)
         self.gives.setdefault(donor.uid, {})[node] = job.uid
         if donor.uid in self.size:
@@ -299,6 +302,7 @@ class NodeLedger:
 
 
 def runs(job: JobRecord) -> bool:
+    """It has nodes already."""
     return job.phase in ("forming", "running")
 
 

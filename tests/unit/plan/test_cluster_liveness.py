@@ -1,10 +1,11 @@
-"""Alive and gone: two questions about one life of a node, never both true."""
+"""Alive and gone: two questions about one life of a node, never both true. And the names in a sentence."""
 
 from __future__ import annotations
 
 import pytest
 
 from nodeagent.model.node import NodeRecord
+from nodeagent.plan.cluster import some
 from tests.unit.plan.build import life, make_cluster, make_node
 
 
@@ -27,3 +28,8 @@ def test_live_and_gone(nodes: list[NodeRecord], lapsed: list[str], live: bool, g
 
 def test_live_without_a_life_accepts_any_life() -> None:
     assert make_cluster([make_node("n1", of_life="reborn")]).live("n1")
+
+
+def test_a_sentence_names_some_and_counts_the_others() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some([f"n{i}" for i in range(10)], 8).endswith("n7 and 2 more")

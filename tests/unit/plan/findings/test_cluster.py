@@ -21,7 +21,6 @@ from nodeagent.plan.findings.cluster import (
     judge_recovery,
     judge_room,
     judge_users,
-    names,
     ranked,
 )
 from nodeagent.store.errors import waits_for
@@ -274,11 +273,6 @@ def test_errors_first_otherwise_in_order() -> None:
     nodes = {"n1": ("left", "gone"), "n2": ("cordoned", "x"), "n3": ("lost", "y"), "n4": ("cordoned", "z")}
     found = ranked(judge_cluster(make_cluster(["n1", "n2", "n3", "n4"]), nodes, {}))
     assert [where for where, _ in found] == ["node/n3", "node/n2", "node/n4", "node/n1"]
-
-
-def test_not_too_many_names() -> None:
-    assert names(["a", "b"]) == "a, b"
-    assert names([f"n{i}" for i in range(10)]).endswith("n7 and 2 more")
 
 
 def test_users_at_a_limit_are_named() -> None:
