@@ -84,6 +84,8 @@ class Core:
         self._own: dict[str, float] = dict(granted or {})
         """Pods whose time is not the node's alone: lent by failsafe members, or granted before this process started."""
         self._next = now
+        self._owner = ("", "")
+        """The last life, and the node that it is."""
         self._lost = self._left = False
         self._named: tuple[Withdrawals, Mapping[str, str]] | None = None
         self._taken_back = departure is not None and departure.at_once
@@ -93,7 +95,7 @@ class Core:
     def state(self) -> State:
         if self.order is None:
             return "idle"
-        if self._left or self._lost:
+        if self._left or self._lost or self._is_anothers(self.order):
             return "left" if self._left else "lost"
         if self.departure is not None:
             return "giving up" if self.departure.at_once else "stopping"
@@ -111,10 +113,16 @@ class Core:
             self.withdrawn = Withdrawals(order.life, {})
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
             self.departure = None
-        if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
+        if old is None or old.incarnation != order.incarnation:
             self._lost = self._left = self._estranged = False  # an agent has joined since, or has sent an order
         if old is None or old.life != order.life:
             self._until, self.renewed, self.away = 0.0, 0.0, ""
+        if old is not None and old.life != order.life:
+            self._own = {}
+        if self._owner[0] != order.life:
+            self._owner = order.life, order.node
+        elif self._is_anothers(order):
+            self.away = f"this life is the node {self._owner[1]}'s, and is not renewed for {order.node}"
         if old != order:
             self._next = now
 
@@ -135,8 +143,8 @@ class Core:
         """The store renewed the lease. ``waiting``: the jobs (uids) that wait for this node while its agent is silent,
         each with the number of the generation that it holds."""
         order = self._require_order()
-        if sent < self.renewed:
-            return  # a later one has been answered
+        if sent < self.renewed or self._is_anothers(order):
+            return  # a later one has been answered, or one of another node
         self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
         self._estranged = False
         self._next = max(now, sent + order.heartbeat)
@@ -240,6 +248,10 @@ class Core:
         return self.state == "holding" and not (self._estranged and self.asks(now))
 
     # --- inside
+
+    def _is_anothers(self, order: LeaseOrder) -> bool:
+        """Whether it names another node than the one whose life it is."""
+        return order.node != self._owner[1]
 
     def _uids(self) -> Mapping[str, str]:
         """Of the pods that it has withdrawn from, by key."""

@@ -175,7 +175,7 @@ class Process:
         if before is not None:  # what an earlier order asked for grants a later one nothing
             if order is None or (order.server, order.timeout) != (before.server, before.timeout):
                 self._links.close()
-            elif (order.life, order.start, order.era) != (before.life, before.start, before.era):
+            elif order.incarnation != before.incarnation:
                 self._links.forget()
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)

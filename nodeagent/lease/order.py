@@ -85,6 +85,11 @@ class LeaseOrder(NamedTuple):
     let_go: StoreScript
     door: LeasePort
 
+    @property
+    def incarnation(self) -> tuple[str, str, int, str]:
+        """Who gave it: node, life, start and era. Nothing that was asked for another one counts for this one."""
+        return self.node, self.life, self.start, self.era
+
 
 STEPS = ("renew", "leave", "let_go")
 """Fields of an order that are scripts."""

@@ -488,6 +488,35 @@ def test_another_order_for_the_same_life_is_followed_at_once() -> None:
     assert (run.look(), run.grant) == ("renew", before)
 
 
+def test_a_life_is_one_nodes_and_no_other_nodes_renewal_grants_its_pods_time() -> None:
+    run = Run()
+    run.renew()
+    run.core.lend(POD, run.now + 1.0)
+    granted = run.grant
+    for start in (2, 3):  # a node that was renamed, and the next agent of it
+        run.core.take(run.now, ORDER._replace(node="renamed", start=start))
+        run.speak()
+        run.go(ORDER.heartbeat)
+        assert (run.look(), run.state, run.grant) == (None, "lost", granted), "nothing is asked for it"
+        assert "n1" in run.core.away
+        assert "renamed" in run.core.away
+        run.core.answered(run.now, run.now)
+        assert (run.grant, run.core.may_borrow(run.now)) == (granted, False)
+    run.core.take(run.now, ORDER._replace(start=4))
+    run.renew()
+    assert run.grant.until == run.now - 0.05 + ORDER.fence, "for its own node"
+
+
+def test_what_one_life_was_granted_or_lent_is_not_the_next_ones() -> None:
+    run = Run()
+    run.renew()
+    run.core.lend(POD, 150.0)
+    run.core.take(run.now, ORDER._replace(node="renamed", life="l2"))
+    assert (run.state, run.grant) == ("holding", NOTHING)
+    run.renew()
+    assert run.grant == Grant(run.now - 0.05 + ORDER.fence, 0.0)
+
+
 def test_time_that_failsafe_members_lend_is_that_pods_alone_and_never_shorter() -> None:
     run = Run()
     run.renew()
