@@ -1,6 +1,7 @@
-"""Who this agent is: the node's life, the count of starts, and the lock that lets one agent at a time be it.
+"""Who this agent is: the node's name and life, the count of starts, and the lock that lets one agent at a time be it.
 
-Lives in the run folder, which a reboot empties; a different boot id ends the life as well. Never speaks to the store.
+Lives in the run folder, which a reboot empties; a different boot id ends the life as well. A life is one node's: what
+runs in it was given to that node, and never goes on as another. Never speaks to the store.
 
 Also says whether the agent's folders are its own user's: in a folder that every user may write to (/tmp), another user
 may have created the path first. Must never take over a folder of another user.
@@ -11,12 +12,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
+from nodeagent.model.base import NAME
 from nodeagent.model.node import Incarnation
 from nodeagent.osutil.linux import write_atomic
+from nodeagent.spec.agentconfig import name_of_host
 
 LINE = 78
 """Length of what the lock file says."""
@@ -30,21 +35,35 @@ class LockHeldError(Exception):
     """Another agent is the node: it ends just now, or runs on, or hangs. The text says which and what to do."""
 
 
+class _Kept(NamedTuple):
+    """What the life file says."""
+
+    node: str
+    incarnation: Incarnation
+
+
 class Identity:
     """The life file and its lock. Use ``take()`` once; the lock ends with the process."""
 
+    node: str
+    """Its name in the cluster; there is none before ``take()``, and no other one after it."""
     incarnation: Incarnation
     """As taken or renewed last; there is none before ``take()``."""
 
-    def __init__(self, run_dir: Path, boot_id: str) -> None:
+    def __init__(self, run_dir: Path, boot_id: str, configured: str | None, hostname: str) -> None:
+        """``configured``: the node's name by the config. None: it names none; then the node keeps the name that its
+        life began with, and a new life has that of the machine."""
         self._file = run_dir / "life.json"
         self._lock_path = run_dir / "agent.lock"
         self._boot_id = boot_id
+        self._configured, self._hostname = configured, hostname
         self._lock: int | None = None
+        self.before = ""
+        """The node that this life is, where the config names another one: nothing of it may go on. Empty otherwise."""
 
     def take(self) -> Incarnation:
-        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, and
-        IdentityError."""
+        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, CheckError if
+        a node that is to be called as its machine cannot be, and IdentityError."""
         claim(self._file.parent, make=True)
         self._lock = _locked(self._lock_path)
         if self._lock is None:
@@ -55,12 +74,20 @@ class Identity:
             )
         os.pwrite(self._lock, f"{os.getpid():<{LINE}}\n".encode(), 0)  # one write: nobody reads half of it
         last = self._read()
-        self._write(Incarnation(life=secrets.token_hex(8), start=1) if last is None else _next(last))
+        if last is None:
+            self.node = self._configured or name_of_host(self._hostname)
+            self._write(Incarnation(life=secrets.token_hex(8), start=1))
+        elif self._configured in (None, last.node):
+            self.node = last.node
+            self._write(Incarnation(life=last.incarnation.life, start=last.incarnation.start + 1))
+        else:  # the life ends when nothing of it runs any more, and until then an agent of the old name may take it up
+            self.node, self.before, self.incarnation = self._configured, last.node, last.incarnation
         return self.incarnation
 
     def renew(self) -> Incarnation:
-        """A new life: the old one was declared lost, and can never run anything again."""
+        """A new life: the old one was declared lost, or was another node's. Only when nothing of it runs any more."""
         self._write(Incarnation(life=secrets.token_hex(8), start=1))
+        self.before = ""
         return self.incarnation
 
     def release(self) -> None:
@@ -69,12 +96,14 @@ class Identity:
             os.close(self._lock)
             self._lock = None
 
-    def _read(self) -> Incarnation | None:
+    def _read(self) -> _Kept | None:
         try:
             data = json.loads(self._file.read_text())
             if data["boot_id"] != self._boot_id:
                 return None
-            return Incarnation(life=str(data["life"]), start=int(data["start"]))
+            if not re.fullmatch(NAME, data["node"]):
+                raise ValueError("it names no node")
+            return _Kept(data["node"], Incarnation(life=str(data["life"]), start=int(data["start"])))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -83,7 +112,7 @@ class Identity:
             ) from error
 
     def _write(self, now: Incarnation) -> None:
-        text = json.dumps({"life": now.life, "start": now.start, "boot_id": self._boot_id})
+        text = json.dumps({"node": self.node, "life": now.life, "start": now.start, "boot_id": self._boot_id})
         write_atomic(self._file, text, durable=True)
         self.incarnation = now
 
@@ -108,10 +137,6 @@ def _locked(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-def _next(last: Incarnation) -> Incarnation:
-    return Incarnation(life=last.life, start=last.start + 1)
 
 
 class NotOurFolderError(Exception):

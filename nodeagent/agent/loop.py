@@ -257,7 +257,8 @@ class Agent:
                 return
             started = self._clock.now()
             self.advert.date_health()
-            self._process.alive()
+            if not self._lease.lost:  # or workers that do not end would keep the lease of a life that is over
+                self._process.alive()
             self.advert.peer(self._process.address())
             self.advert.date_notice()
             self._host.ping()
@@ -341,12 +342,13 @@ class Agent:
                 self._log.warning("lease is gone", why=str(refusal))
 
     async def _join(self) -> None:
-        """Join; after being declared lost with a new life, and only once nothing of the old one runs here any more."""
+        """Join; where the life is over with a new one, and only once nothing of the old one runs here any more."""
         if self._lease.lost:
             self._stop_everything()
             if not self._quiet():
-                raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
+                raise StoreRefusedError("lease_held", "workers of the life that is over still run here")
             self._lease.renew_life()
+            self._process.alive()
             self.advert.vouch()
         await self._lease.join()
         self.joined.set()

@@ -91,9 +91,12 @@ class Membership:
         self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
         self._process = context.process
         self.joined = False
-        self.lost = False
-        """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
+        self.lost = bool(identity.before)
+        """This life was declared lost, or its id is another's, or it is another node's: nothing may run here until
+        there is a new life."""
         self.reason = "has not joined yet"
+        if identity.before:
+            self.reason = f"what ran here as the node {identity.before} has to end first"
         self.fence_at = 0.0
         """Until when this agent may start workers, by what it has read."""
         self.beat_sent = 0.0
@@ -457,7 +460,7 @@ class Membership:
         return readiness != before and not self._in_other_words(before, now) and self._urgent.may(now)
 
     def renew_life(self) -> None:
-        """After being declared lost: take a new life. Only when nothing of the old one runs here any more."""
+        """When it is ``lost``: take a new life. Only when nothing of the old one runs here any more."""
         self._identity.renew()
         self.lost = False
 

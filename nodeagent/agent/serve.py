@@ -50,7 +50,7 @@ from nodeagent.osutil.linux import boot_id, can_refuse_descriptors
 from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
-from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
+from nodeagent.spec.agentconfig import AgentConfig, LogConfig, other_name
 from nodeagent.spec.errors import SpecError
 from nodeagent.store.base import KeyMark
 from nodeagent.store.client import connect
@@ -91,15 +91,21 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
     setup_logging(config.log)
     asyncio.get_running_loop().set_default_executor(DaemonPool())
     key = ClusterKey.load(config.cluster_key)
-    node = node_id(config, socket.gethostname())
     clock, metrics, notifier = SystemClock(), Metrics(), Notifier(os.environ)
     async with AsyncExitStack() as closing:
         claim(config.dirs.state)
         logs = await claim_logs(config.dirs.logs)
-        identity = Identity(config.dirs.run, boot_id())
+        identity = Identity(config.dirs.run, boot_id(), config.node.id, socket.gethostname())
         closing.callback(identity.release)
         await take_in_turn(identity)
+        node = identity.node
         log = structlog.get_logger("agent").bind(node=node)
+        if identity.before:
+            log.warning(
+                "what runs here is another node's, and is stopped before this one joins", before=identity.before
+            )
+        elif other := other_name(config.node.id, socket.gethostname(), node):
+            log.warning("this machine has another name now: the node keeps its own until the next boot", machine=other)
         _end_lingering()
         gpus, problem = await _gpus(config)
         if problem:

@@ -32,7 +32,7 @@ from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import Placed
 from nodeagent.plan.findings.host import judge_host
 from nodeagent.shim.container import INITS
-from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
+from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash, other_name
 from nodeagent.spec.configfile import default_config_path, ephemeral_ports, load_config
 from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.spec.sections import OFF
@@ -81,6 +81,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
     return HostFacts(
         node=node,
         root=root,
+        other_name=other_name(config.node.id, socket.gethostname(), node) if running else "",
         folders=tuple(
             look_at_folder(f"dirs.{key}", path)
             for key, path in (("run", dirs.run), ("state", dirs.state), ("logs", dirs.logs))

@@ -50,6 +50,8 @@ class HostFacts(Record):
     node: str
     root: bool
     """The agent runs as root, for jobs of several users."""
+    other_name: str = ""
+    """What the machine is called by now, where the running node has an older name of it; empty otherwise."""
     folders: tuple[FolderFacts, ...] = ()
     shm_free: int | None = None
     """Bytes free in /dev/shm."""

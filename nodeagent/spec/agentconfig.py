@@ -355,19 +355,29 @@ class AgentConfig(Section):
         return self
 
 
-def node_id(config: AgentConfig, hostname: str) -> str:
-    """The node's id: as configured, else the short hostname in lower case.
+def name_of_host(hostname: str) -> str:
+    """The id of a node for which the config names none: the short hostname in lower case.
 
     Raises ``CheckError`` if the hostname cannot serve as one.
     """
-    if config.node.id is not None:
-        return config.node.id
     short = hostname.partition(".")[0].lower()
     if not re.fullmatch(NAME, short) or short == "localhost":
         raise CheckError(
             f"the hostname {hostname!r} cannot serve as the node's id", "set node.id in the agent's config"
         )
     return short
+
+
+def other_name(configured: str | None, hostname: str, node: str) -> str:
+    """What the machine of a running node is called by now, if the node has its name from the machine and that is
+    another one; else empty. ``configured``: the node's name by the config."""
+    if configured is not None:
+        return ""
+    try:
+        name = name_of_host(hostname)
+    except CheckError:  # it could have no node of its own
+        name = hostname
+    return "" if name == node else name
 
 
 def ephemeral_clash(ports: tuple[int, int], ephemeral: tuple[int, int]) -> CheckError | None:

@@ -58,8 +58,8 @@ class Cluster:
     def _lease(self, node: str, folder: Path) -> Membership:
         life = Incarnation(life=f"{node}-a", start=1)
         self.bench.lives[node] = life
-        identity = Identity(folder, "b")
-        identity.incarnation = life
+        identity = Identity(folder, "b", None, node)
+        identity.node, identity.incarnation = node, life
         context = AgentContext(
             node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
             snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided(node, Metrics().left_undecided),

@@ -56,6 +56,8 @@ class Node:
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         self.cluster, self.name = cluster, name
+        self.configured = name
+        """The node's name by its agent's config."""
         rng = random.Random(cluster.rng.random())
         self.clock = SimClock(rate=1 + rng.uniform(-0.01, 0.01), boot=rng.uniform(0, 1e6))
         self.machine = SimMachine(name, self.clock, rng, cluster.observe)
@@ -86,7 +88,7 @@ class Node:
             return
         self.lease.start()
         self.gate = Gate()
-        self._identity = Identity(self.run_dir, f"boot-{self.boots}")
+        self._identity = Identity(self.run_dir, f"boot-{self.boots}", self.configured, self.name)
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
             started=0.0, cpu_slots=self.cluster.slots, peer=f"{self.name}:1", health=self.sick,
@@ -95,7 +97,7 @@ class Node:
         if self.repairs is not None:
             health, repair_state = self.repairs.begin()
             facts = facts.model_copy(update={"health": health, "repair_state": repair_state})
-        self._process = SimLeaseProcess(self.lease, self.gate)
+        self._process = SimLeaseProcess(self.lease, self.gate, self.configured)
         self._host = SimHost(self.machine, self.gate, self._process.wake)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store, shared = (
@@ -105,8 +107,8 @@ class Node:
         config = AgentConfig(timing=self.cluster.timing)
         self._identity.take()
         parts = AgentContext(
-            self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
-            undecided=LoudUndecided(self.name, Metrics().left_undecided),
+            self.configured, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
+            undecided=LoudUndecided(self.configured, Metrics().left_undecided),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
             snapshot=SharedSnapshot(config.timing, shared),
         )  # fmt: skip

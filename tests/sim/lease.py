@@ -295,10 +295,10 @@ class SimLease:
 
     # --- what the agent may say
 
-    def tell(self, life: str, start: int, era: str) -> None:
+    def tell(self, node: str, life: str, start: int, era: str) -> None:
         timing = self._timing
         order = LeaseOrder(
-            boot="", node=self.machine.name, life=life, start=start, era=era, heartbeat=timing.heartbeat,
+            boot="", node=node, life=life, start=start, era=era, heartbeat=timing.heartbeat,
             lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
             timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
             patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
@@ -321,8 +321,8 @@ class SimLease:
         if self.core is not None:
             self.core.agent_seen(self.clock.now())
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> None:
-        table = Table("", self.machine.name, life, leaving, jobs)
+    def know(self, node: str, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> None:
+        table = Table("", node, life, leaving, jobs)
         if table != self.table:
             self.table = table
             self._news.set()
@@ -334,8 +334,8 @@ class SimLease:
 class SimLeaseProcess:
     """What one agent sees of it. The words of an agent that is dead or stopped are not said."""
 
-    def __init__(self, lease: SimLease, gate: Gate) -> None:
-        self._lease, self._gate = lease, gate
+    def __init__(self, lease: SimLease, gate: Gate, node: str) -> None:
+        self._lease, self._gate, self._node = lease, gate, node
         self.dead = False
 
     def _say(self, word: Callable[[], None]) -> None:
@@ -343,7 +343,7 @@ class SimLeaseProcess:
             word()
 
     def tend(self, life: str, start: int, era: str) -> None:
-        self._say(lambda: self._lease.tell(life, start, era))
+        self._say(lambda: self._lease.tell(self._node, life, start, era))
 
     def wake(self) -> None:
         self._say(self._lease.wake)
@@ -352,7 +352,7 @@ class SimLeaseProcess:
         self._say(self._lease.hear)
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
-        self._say(lambda: self._lease.know(life, leaving, jobs))
+        self._say(lambda: self._lease.know(self._node, life, leaving, jobs))
         return not self.dead and not self._gate.closed
 
     def promises(self) -> Promises | None:

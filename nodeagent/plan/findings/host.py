@@ -33,7 +33,7 @@ FEW_PORTS = 32
 def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
-        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _hardware, _clock,
+        _python, _name, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _hardware, _clock,
         _containers, _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
@@ -50,6 +50,16 @@ def _python(facts: HostFacts) -> Iterator[Finding]:
         yield _warning(
             f"other users may not pass through {facts.python_closed} to the agent's Python: only root's jobs can run",
             "install the .deb or the bundle that make packages builds (docs/install.md): it is in /opt/nodeagent",
+        )
+
+
+def _name(facts: HostFacts) -> Iterator[Finding]:
+    if facts.other_name:
+        yield _warning(
+            f"this machine is called {facts.other_name} now, and goes on as the node {facts.node} until its next boot, "
+            "since its work was given to that node",
+            f"to keep the name, set node.id: {facts.node} in the agent's config; to change it now, nodeagentctl drain "
+            f"{facts.node}, then set node.id to another one and systemctl restart nodeagent",
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent.identity import Identity, IdentityError, LockHeldError
+from nodeagent.spec.errors import CheckError
 
 Make = Callable[..., Identity]
 
@@ -16,8 +17,8 @@ Make = Callable[..., Identity]
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Identity] = []
 
-    def one(boot: str = "boot-1") -> Identity:
-        made.append(Identity(tmp_path / "run", boot))
+    def one(boot: str = "boot-1", configured: str | None = None, hostname: str = "n1.example.org") -> Identity:
+        made.append(Identity(tmp_path / "run", boot, configured, hostname))
         return made[-1]
 
     yield one
@@ -61,9 +62,64 @@ def test_a_renewed_life_is_new_and_lasts(make: Make) -> None:
     assert (again.life, again.start) == (renewed.life, 2)
 
 
+@pytest.mark.parametrize("hostname", ["renamed.example.org", "localhost"])
+def test_a_machine_that_is_renamed_is_the_same_node_until_its_next_boot(make: Make, hostname: str) -> None:
+    first = make()
+    one = first.take()
+    first.release()
+    second = make(hostname=hostname)
+    two = second.take()
+    assert (second.node, second.before, two.life, two.start) == ("n1", "", one.life, 2)
+    renewed = second.renew()
+    second.release()
+    third = make(hostname=hostname)
+    assert (third.take().life, third.node) == (renewed.life, "n1"), "a new life of this boot, too"
+
+
+def test_with_the_next_boot_a_node_is_called_as_its_machine_is_then(make: Make) -> None:
+    first = make()
+    one = first.take()
+    first.release()
+    second = make("boot-2", hostname="renamed")
+    assert (second.take().life != one.life, second.node, second.before) == (True, "renamed", "")
+
+
+@pytest.mark.parametrize("configured", ["n2", "n1"])
+def test_a_life_never_goes_on_as_a_node_that_the_config_names(make: Make, configured: str) -> None:
+    """n1 is the node already: a config that says so keeps it."""
+    first = make()
+    one = first.take()
+    first.release()
+    second = make(configured=configured, hostname="renamed")
+    two = second.take()
+    assert (second.node, second.before) == (configured, "" if configured == "n1" else "n1")
+    second.release()
+    if configured == "n2":
+        third = make()
+        assert (third.take().life, third.node) == (one.life, "n1"), "what runs is n1's as long as n2 has no life"
+        third.release()
+        second = make(configured=configured)
+        second.take()
+        two = second.renew()
+        assert (second.before, two.life != one.life) == ("", True)
+        second.release()
+    again = make(configured=configured)
+    assert (again.take().life, again.node, again.before) == (two.life, configured, "")
+
+
+def test_a_name_that_no_node_can_have_is_refused_for_a_new_life_alone(make: Make) -> None:
+    with pytest.raises(CheckError, match=r"set node\.id"):
+        make(hostname="localhost").take()
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"boot_id": "boot-1"}', '{"boot_id": "boot-1", "life": "x", "start": "y"}']
-)
+    "text",
+    [
+        "", "{", "[]", '{"boot_id": "boot-1"}', '{"boot_id": "boot-1", "node": "n1", "life": "x", "start": "y"}',
+        '{"boot_id": "boot-1", "life": "x", "start": 1}', '{"boot_id": "boot-1", "node": 7, "life": "x", "start": 1}',
+        '{"boot_id": "boot-1", "node": "/", "life": "x", "start": 1}',
+    ],
+)  # fmt: skip
 def test_a_damaged_file_is_never_guessed_at(make: Make, tmp_path: Path, text: str) -> None:
     file = tmp_path / "run" / "life.json"
     file.parent.mkdir()

@@ -41,7 +41,7 @@ def test_a_strangers_folder_is_refused(common: Path) -> None:
             own(path)
     assert list(theirs.iterdir()) == []
     with pytest.raises(IdentityError, match="XDG_RUNTIME_DIR"):
-        Identity(theirs, "boot").take()
+        Identity(theirs, "boot", None, "n1").take()
 
 
 @as_root
@@ -70,7 +70,7 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "agent.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        Identity(tmp_path / "run", "boot").take()
+        Identity(tmp_path / "run", "boot", None, "n1").take()
 
 
 @as_root

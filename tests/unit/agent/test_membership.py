@@ -78,8 +78,8 @@ def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
     start: int = 1,
 ) -> Membership:  # fmt: skip
-    identity = Identity(folder, "b")
-    identity.incarnation = Incarnation(life=life, start=start)
+    identity = Identity(folder, "b", None, "n1")
+    identity.node, identity.incarnation = "n1", Incarnation(life=life, start=start)
     context = AgentContext(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics().left_undecided),

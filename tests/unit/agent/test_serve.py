@@ -79,7 +79,7 @@ async def test_logs_that_are_broken_hold_up_no_start(tmp_path: Path) -> None:
 
 
 async def test_an_agent_takes_the_place_of_one_that_ends(tmp_path: Path) -> None:
-    first, second = (Identity(tmp_path / "run", "boot-1") for _ in range(2))
+    first, second = (Identity(tmp_path / "run", "boot-1", None, "n1") for _ in range(2))
     first.take()
     asyncio.get_running_loop().call_later(0.05, first.release)
     await take_in_turn(second)
@@ -89,7 +89,7 @@ async def test_an_agent_takes_the_place_of_one_that_ends(tmp_path: Path) -> None
 
 async def test_one_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "HELD_LIMIT", 0.0)
-    first, second = (Identity(tmp_path / "run", "boot-1") for _ in range(2))
+    first, second = (Identity(tmp_path / "run", "boot-1", None, "n1") for _ in range(2))
     first.take()
     with pytest.raises(LockHeldError, match="another agent"):
         await take_in_turn(second)

@@ -41,6 +41,13 @@ def test_a_look_at_this_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists(), "it changes nothing"
 
 
+def test_a_machine_that_was_renamed_under_its_node(tmp_path: Path) -> None:
+    here = socket.gethostname().partition(".")[0].lower()
+    found = [look_at(config(tmp_path), name, "", gpus).other_name for name in (here, "n1") for gpus in (0, None)]
+    assert found == ["", "", here, ""], "without an agent there is no node of an older name"
+    assert look_at(config(tmp_path, node={"id": "n1"}), "n1", "", 0).other_name == ""
+
+
 def test_without_an_agent_its_limits_are_not_known_but_its_modules_are(tmp_path: Path) -> None:
     facts = look_at(config(tmp_path), "n1", "", None)
     assert (facts.memlock, facts.missing) == (None, ())

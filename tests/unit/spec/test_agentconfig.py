@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec import configfile
-from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clash, node_id
+from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clash, name_of_host
 from nodeagent.spec.configfile import default_config_path, load_config, parse_config
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import CheckConfig, PreflightConfig
@@ -260,12 +260,11 @@ def test_default_dirs() -> None:
     }
 
 
-def test_node_id() -> None:
-    assert node_id(parse("node: {id: n7}"), "whatever") == "n7"
-    assert node_id(parse(""), "GPU-07.example.org") == "gpu-07"
+def test_the_name_of_a_host() -> None:
+    assert name_of_host("GPU-07.example.org") == "gpu-07"
     for hostname in ("localhost", "", "a_b"):
         with pytest.raises(CheckError, match=r"set node\.id"):
-            node_id(parse(""), hostname)
+            name_of_host(hostname)
 
 
 def test_default_config_path() -> None:

@@ -23,6 +23,7 @@ CERTIFICATE = {"certificate": "/c.pem"}
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"missing": ("redis", "yaml")}, "error", "lacks redis yaml", "that make packages builds"),
     ({"python_closed": "/root"}, "warning", "may not pass through /root", "it is in /opt/nodeagent"),
+    ({"other_name": "n9"}, "warning", "is called n9 now, and goes on as the node n1", "set node.id: n1"),
     ({"shm_free": 1 << 20}, "error", "/dev/shm: 1 of 8192 MiB are free: data loaders die", "ls -lS /dev/shm"),
     ({"shm_free": 64 << 20, "shm_total": 64 << 20}, "warning", "64 of 64 MiB", "mount -o remount,size=50% /dev/shm"),
     ({"address_problem": "Cannot assign"}, "error", "10.0.0.1: Cannot assign", "node.address"),
