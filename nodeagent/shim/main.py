@@ -35,7 +35,7 @@ from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to, n
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files, users_below
-from nodeagent.shim.promise import PromisedToken, Token, read_started
+from nodeagent.shim.promise import DamagedTokenError, PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, taken
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -476,7 +476,11 @@ def main() -> None:
     open_more_files()
     agent = int(sys.argv[2]) if len(sys.argv) > 2 else None
     if agent is None or _has_spoken(agent):
-        Shim(Path(sys.argv[1]), agent).run()
+        try:
+            shim = Shim(Path(sys.argv[1]), agent)
+        except DamagedTokenError as error:  # the last line of its log is why the pod cannot start
+            sys.exit(str(error))
+        shim.run()
 
 
 def _has_spoken(agent: int) -> bool:

@@ -25,13 +25,28 @@ ToDisk = Callable[[Path, str, bool], None]
 """As ``write_atomic``."""
 
 
+class DamagedTokenError(ValueError):
+    """The file of a token cannot be understood; the text says which and what to do."""
+
+
 def read_token(path: Path) -> Token | None:
-    """None: it has never been written."""
+    """None: it has never been written. Raises DamagedTokenError."""
     try:
-        token: Token = json.loads(path.read_text())
+        token = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise _damaged(path) from error
+    if not (isinstance(token, dict) and type(token.get("number")) is int and isinstance(token.get("id"), str)):
+        raise _damaged(path)
     return token
+
+
+def _damaged(path: Path) -> DamagedTokenError:
+    return DamagedTokenError(
+        f"{path} is damaged, and with it is lost which generation of this job was promised here last; if no worker of "
+        "this job runs on this node, remove the file"
+    )
 
 
 def read_started(path: Path, promised: Token | None) -> Token | None:
@@ -39,12 +54,13 @@ def read_started(path: Path, promised: Token | None) -> Token | None:
     an empty file: then it counts as the promised one, beyond which nothing can have started."""
     try:
         return read_token(path)
-    except ValueError:
+    except DamagedTokenError:
         return promised
 
 
 class PromisedToken:
-    """``token`` is what is on the disk; None: nothing has been promised."""
+    """``token`` is what is on the disk; None: nothing has been promised. One that is damaged is never taken for none: a
+    store that lost writes may ask for what is older. Raises DamagedTokenError then."""
 
     def __init__(self, loop: Loop, path: Path, to_disk: ToDisk = write_atomic) -> None:
         self._path, self._to_disk = path, to_disk

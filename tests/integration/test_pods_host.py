@@ -24,7 +24,7 @@ from nodeagent.lease.grants import answer_file, grant_keys, grants_folder
 from nodeagent.osutil.linux import is_running
 from nodeagent.osutil.untrusted import UntrustedFolder
 from nodeagent.pods import pod
-from nodeagent.pods.folder import PodRecords, folder_name
+from nodeagent.pods.folder import PodRecords, folder_name, state_folder
 from nodeagent.pods.host import ShimHost
 from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
@@ -293,6 +293,27 @@ async def test_a_shim_that_cannot_start(tmp_path: Path) -> None:
         assert status.passing, "which is no fault of the job"
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # not at once again
         assert bench.state().phase == "unfit"
+
+
+async def test_a_shim_whose_promise_is_damaged_says_what_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod, "LOOK_AGAIN", 0.2)
+    file = state_folder(tmp_path / "state", UID) / "highest.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff\xfe\x00")
+    async with open_bench(tmp_path) as bench:
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason.startswith(f"the shim could not start: {file} is damaged")
+        assert status.passing, "which is no fault of the job"
+        file.unlink()
+
+        def prepared() -> bool:
+            bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+            return bench.state().phase == "ready"
+
+        await wait_for(prepared)
 
 
 @pytest.fixture

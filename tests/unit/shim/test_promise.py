@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.promise import PromisedToken
+from nodeagent.shim.promise import DamagedTokenError, PromisedToken, read_started
 
 
 def token(number: int) -> dict[str, Any]:
@@ -81,3 +81,24 @@ def test_a_disk_that_refuses_promises_nothing(disk: Disk) -> None:
     ((number, trouble),) = disk.over
     assert (number, "Is a directory" in trouble) == (1, True)
     assert (disk.promised.token, disk.promised.newest) == (None, None)
+
+
+DAMAGED = [
+    b"", b"\x00" * 40, b"\xff\xfe", b'{"number": 3, "i', b"[]", b"3", b'"x"', b"{}", b'{"number": "3", "id": "a"}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_promise_is_never_taken_for_none_and_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "highest.json"
+    file.write_bytes(content)
+    with pytest.raises(DamagedTokenError, match=rf"^{file} is damaged.* remove the file$"):
+        PromisedToken(Loop(), file)
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_start_whose_record_is_damaged_counts_as_what_was_promised(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "started.json"
+    file.write_bytes(content)
+    assert read_started(file, token(3)) == token(3)
