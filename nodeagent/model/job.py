@@ -153,9 +153,9 @@ class BudgetEntry(Record):
     """Of a job of several roles: those whose places the fault concerns."""
 
 
-SetbackKind = Literal["unanswered", "crowded", "failed", "lost", "unfit"]
-"""How a node was no good to a job: it did not acknowledge a generation in time; others had
-filled its memory, so that the kernel killed workers of the job; its workers failed at once when it had
+SetbackKind = Literal["unanswered", "crowded", "runtime", "failed", "lost", "unfit"]
+"""How a node was no good to a job: it did not acknowledge a generation in time; others had filled its memory, so that
+the kernel killed workers of the job; podman could start no container there; its workers failed at once when it had
 joined the gang; it was lost, or its hardware turned unfit, soon after it had joined."""
 
 

@@ -20,14 +20,16 @@ GenerationState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced", "port_taken",
-    "crowded", "join_failed", "scale", "join", "share", "drain", "hardware", "resume", "restart",
+    "crowded", "runtime_failed", "join_failed", "scale", "join", "share", "drain", "hardware", "resume",
+    "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
 is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
 stopped its own workers because it could not renew its lease. ``port_taken``: another user's process has a port that was
 kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was full, of which its pod had
-no more than its share. ``join_failed``: workers of a node that had just joined failed at once. ``hardware``: a node or
-GPU in use is unfit. ``share``: idle nodes were borrowed, or borrowed ones returned."""
+no more than its share. ``runtime_failed``: podman could not start a container. ``join_failed``: workers of a node that
+had just joined failed at once. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or
+borrowed ones returned."""
 
 
 class Token(Record):
@@ -232,6 +234,9 @@ class PodReport(Record):
     """For everybody."""
     error: str = ""
     """If ``refused`` because of a hook: what it printed last, for the job's owner and operators."""
+    runtime_failed: bool = False
+    """If ``refused``: since podman could not start the container of a worker, whose command never ran. What ``reason``
+    says before its first colon is to be followed by "on" and the node."""
     taken: str = ""
     """If ``failed``: as of ``PodStatus``."""
     crowded: str = ""

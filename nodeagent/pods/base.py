@@ -85,6 +85,8 @@ class PodStatus(Record):
     """Workers of ``generation`` were stopped by the shim itself, since nobody granted it time."""
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
+    runtime_failed: bool = False
+    """As of ``PodReport``."""
     taken: str = ""
     """Which port that was kept for workers of ``generation`` somebody else had when one failed, or all were killed, in
     words that "of" and the node follow; empty: none."""
@@ -118,8 +120,9 @@ class PodStatus(Record):
     def starting(self, token: Token) -> PodStatus:
         """As long as an order to start this generation may still be on its way to the shim."""
         of_generation: dict[str, object] = {
-            "workers": (), "exits": (), "restarted": (), "fenced": False, "refused": "", "taken": "", "written": "",
-            "stepped": None, "stall": None, "lost": None, "waiting": (), "ready": (), "rounds": {}, "down": (),
+            "workers": (), "exits": (), "restarted": (), "fenced": False, "refused": "",
+            "runtime_failed": False, "taken": "", "written": "", "stepped": None, "stall": None, "lost": None,
+            "waiting": (), "ready": (), "rounds": {}, "down": (),
         }  # fmt: skip
         return self.model_copy(update={"phase": "starting", "generation": token, **of_generation})
 

@@ -37,6 +37,10 @@ LONGEST_PID, MOST_BETWEEN = 16, 8
 """Bytes of a pidfile that are read; processes between the shim and the first one of a container, at most."""
 SIGNALLED = 128
 """A runtime ends with this plus the signal that its command ended by, as a shell does."""
+MOST_SHOWN = 500
+"""Characters of the last line that a runtime wrote."""
+NOT_BEGUN = frozenset({125, 126, 127})
+"""What podman ends with when it cannot start a container; a command may end so, too."""
 MQUEUE = Path("/dev/mqueue")
 
 
@@ -159,6 +163,14 @@ class Containers:
         """A wait status, as if there were no runtime between."""
         code = os.waitstatus_to_exitcode(status)
         return code - SIGNALLED if SIGNALLED < code <= SIGNALLED + 64 else status
+
+    def failure(self, status: int, local_rank: int, errors: str) -> str:
+        """Why the runtime could not start a container, by the last of what it wrote; "" if it ended otherwise.
+        Apptainer becomes the command itself: how that ended is all that can be seen of it."""
+        began = os.path.lexists(self._pidfile(local_rank))
+        if not self._podman or began or os.waitstatus_to_exitcode(status) not in NOT_BEGUN:
+            return ""
+        return f"podman failed: {_last(errors)[-MOST_SHOWN:]}"
 
     def _pidfile(self, local_rank: int) -> Path:
         return self._folder / f"container-{local_rank}"

@@ -89,8 +89,9 @@ class Exits:
             capture.drain()
         if lost:
             status = signal.SIGKILL
-        elif self._parts.containers is not None:
-            status = self._parts.containers.status(status)
+        elif (containers := self._parts.containers) is not None:
+            w.runtime_failure = containers.failure(status, w.local_rank, w.captures[1].tail())
+            status = containers.status(status)
         code = os.waitstatus_to_exitcode(status)
         self._reaping(w, code)
         kill = MemoryKill(LOST if lost else "") if lost or w.stopped else self._memory.explain(status)

@@ -45,6 +45,8 @@ class LocalGang:
         self.parts, self.token = parts, token
         self.environments, self.ranks, self.places = environments, ranks, places
         self.refused = ""
+        self.runtime_failed = False
+        """``refused``, since a container could not be started."""
         self.taken = ""
         """Which of its ports somebody else had when a worker failed, or all were killed; empty: none."""
         self.fenced = self.stopping = self.settled = False
@@ -200,7 +202,7 @@ class LocalGang:
         self.settle()
 
     def _refuse_again(self, why: str) -> None:
-        """A worker cannot be started again. Others run: they are ended."""
+        """A worker cannot be started. Others run: they are ended."""
         self.refused = why
         self._end_others()
         self.parts.changed()
@@ -228,6 +230,10 @@ class LocalGang:
             self.grace.reaping(w, code)
 
     def _reaped(self, w: Worker, code: int, record: dict[str, Any]) -> None:
+        if w.runtime_failure and not (w.stopped or self._is_ending):
+            w.record, self.runtime_failed = record, True
+            self._refuse_again(w.runtime_failure)
+            return
         if code and not w.stopped:
             self.taken = self.taken or self.parts.taken()
             if self.taken:  # who started again would meet it again: the gang is formed anew, with other ports

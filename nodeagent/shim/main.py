@@ -446,6 +446,7 @@ class Shim:
             "restarted": gang.restarts.reported if gang else [],
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
+            "runtime_failed": gang.runtime_failed if gang else False,
             "taken": gang.taken if gang else "",
             "rendezvous": self.holder.held,
             "ports": self.place_ports.held,

@@ -42,6 +42,8 @@ class Worker:
         self.held = False
         """Other roles have to be ready before it starts."""
         self.ended = self.stopped = self.fenced = False
+        self.runtime_failure = ""
+        """Why its container could not be started."""
         self.order = 0
         """Among the ends of its generation on this node."""
         self.until: float | None = None

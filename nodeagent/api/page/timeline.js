@@ -3,8 +3,8 @@
 import { at, badge, clock, el, plural, row, since, small, span } from "./draw.js";
 
 const FAULTS = new Set([
-  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "crowded", "join_failed",
-  "hardware",
+  "worker_failed", "hang", "pod_failed", "node_lost", "collective", "fenced", "port_taken", "crowded",
+  "runtime_failed", "join_failed", "hardware",
 ]);
 const ENDED = new Set(["succeeded", "failed", "stopped"]);
 const SHOWN = 4;

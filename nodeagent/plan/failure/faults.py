@@ -129,7 +129,7 @@ def reported_fault(case: FaultCase, reports: Mapping[str, PodReport]) -> Fault |
     fenced = next(((n, r) for _, n, r in order if r.state == "fenced"), None)
     killed = reports[who.node].seq if who is not None and who.worker.signal == signal.SIGKILL else None
     if broken is not None and (killed is None or killed >= broken[0]):
-        return _pod_fault(case, "pod_failed", broken[1], broken[2])
+        return _pod_fault(case, "runtime_failed" if broken[2].runtime_failed else "pod_failed", broken[1], broken[2])
     if fenced is not None and killed is None:
         return _pod_fault(case, "fenced", *fenced)
     robbed = min(((r.seq or 1 << 30, n) for n, r in reports.items() if r.taken), default=None)
@@ -139,7 +139,10 @@ def reported_fault(case: FaultCase, reports: Mapping[str, PodReport]) -> Fault |
 
 
 def _pod_fault(case: FaultCase, kind: CauseKind, node: str, report: PodReport) -> Fault:
-    text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
+    what, why = _POD_FAULTS[report.state], report.reason
+    if kind == "runtime_failed":
+        what, _, why = why.partition(": ")
+    text = f"{what} on {node}" + (f": {why}" if why else "")
     return _fault(case, Cause(kind=kind, text=text, node=node), roles_on(case.job, [node]), error=report.error)
 
 

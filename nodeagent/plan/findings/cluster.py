@@ -400,6 +400,8 @@ def _after_setback(node: NodeRecord, job: JobRecord, setback: Setback) -> str:
         return f"nodeagentctl describe {job.name} has its last lines; {cordon}"
     if setback.kind == "crowded":
         return f"on {node.facts.hostname}: free -h; ps -eo rss,user,args --sort -rss | head"
+    if setback.kind == "runtime":
+        return f"nodeagentctl describe {job.name} has podman's last words; on {node.facts.hostname}: podman info"
     look = _LOOK.format(host=node.facts.hostname)
     return f"see whether {node.facts.hostname} is there, and stays; {look}"
 

@@ -20,12 +20,13 @@ from nodeagent.plan.failure import budget, faults, judgement
 from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.failure.newcomers import join_fault
 from nodeagent.plan.failure.policies import ENDS, answer, ending, roles_on, sentence, task_completed
+from nodeagent.plan.failure.runtimes import fails_everywhere, others_answer_until
 from nodeagent.plan.job.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.nodes.availability import grace_left
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes, more_expected
-from nodeagent.plan.nodes.setbacks import grows_at
+from nodeagent.plan.nodes.setbacks import grows_at, runtime_failed
 from nodeagent.plan.placing.placement import Placement
 from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
 from nodeagent.plan.steps import Decision, End, JudgeFault, Settle
@@ -115,6 +116,8 @@ def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wal
         if wait:
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",), end)
     if fault is not None:
+        if fault.cause.kind == "runtime_failed":
+            return _without_runtime(cluster, job, generation, fault, gone)
         return _without_newcomer(cluster, job, fault, gone) or after_fault(cluster, job, fault, gone)
     return _healthy_gang(cluster, job, generation, wall)
 
@@ -153,6 +156,21 @@ def _without_newcomer(cluster: Cluster, job: JobRecord, fault: faults.Fault, gon
     if not placement.fits:
         return None
     return propose(cluster, job, found.cause, gone, found.spend, placement, planned=False)
+
+
+def _without_runtime(
+    cluster: Cluster, job: JobRecord, generation: Generation, fault: faults.Fault, gone: tuple[str, ...]
+) -> Decision:
+    """The gang goes on without nodes whose podman could start no container, waits until they are tried again, or ends
+    since no node can. Nothing is spent."""
+    if at := others_answer_until(cluster, job, generation):
+        return Decision(None, (f"{fault.cause.text}; waits a moment for what happens on the other nodes",), at)
+    if text := fails_everywhere(cluster, job, generation):
+        return Decision(End("failed", text, gone, fault.outcome, fault.spend), (text,))
+    placement = place(cluster, job, runtime_failed(generation))
+    if placement.fits:
+        return propose(cluster, job, fault.cause, gone, fault.spend, placement, planned=False)
+    return Decision(End("holding", fault.cause.text, gone, spend=fault.spend), (fault.cause.text,))
 
 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:

@@ -262,6 +262,7 @@ def _why_again(job: JobRecord) -> Cause:
         "fenced",
         "port_taken",
         "crowded",
+        "runtime_failed",
         "join_failed",
         "reform",
         "share",

@@ -55,14 +55,15 @@ class _Kind:
 KINDS: Mapping[SetbackKind, _Kind] = {
     "unanswered": _Kind("did not acknowledge a generation in time", of_life=True, spared=1.0),
     "crowded": _Kind("had no memory left for its workers", of_life=True, spared=1.0),
+    "runtime": _Kind("could not start a container", of_life=True, spared=1.0),
     "failed": _Kind("failed at once when it had joined", spared=1.0),
     "lost": _Kind("was lost soon after it had joined", once=True, spared=math.inf),
     "unfit": _Kind("turned unfit soon after it had joined", once=True, spared=math.inf),
 }
 """``unanswered``: most that are late once answer the second time, and each time costs ``form_margin``. ``crowded``: as
 long as others fill the memory (``failure/blame.py``), which costs the job no restart, and would go on for ever.
-``failed``: each time that the job cannot go on without the node costs a restart. ``lost``, ``unfit``: a job that stands
-loses nothing by trying."""
+``runtime``: what keeps podman from it may pass at once, or never. ``failed``: each time that the job cannot go on
+without the node costs a restart. ``lost``, ``unfit``: a job that stands loses nothing by trying."""
 
 
 def newcomer(member: Member, served: int) -> bool:
@@ -143,7 +144,12 @@ def remembered(
         return None
     news = {
         (one.node, one.kind, one.life): one
-        for one in chain(_late(cluster, generation), _left(cluster, generation, stay, cause), _crowded(cluster, spend))
+        for one in chain(
+            _late(cluster, generation),
+            _left(cluster, generation, stay, cause),
+            _crowded(cluster, spend),
+            _uncontained(cluster, generation),
+        )
     }
     if not news and not job.setbacks:
         return None
@@ -171,6 +177,18 @@ def _crowded(cluster: Cluster, spend: BudgetEntry | None) -> Iterator[Setback]:
         yield Setback(node=spend.node, kind="crowded", life=life, times=1, at=cluster.served)
 
 
+def _uncontained(cluster: Cluster, generation: Generation) -> Iterator[Setback]:
+    if generation.state == "active":
+        for node in runtime_failed(generation):
+            yield Setback(node=node, kind="runtime", life=generation.members[node].life, times=1, at=cluster.served)
+
+
+def runtime_failed(generation: Generation) -> tuple[str, ...]:
+    """Members on which podman could not start a container, by rank."""
+    reports = generation.reports
+    return tuple(m.node for m in generation.ordered() if m.node in reports and reports[m.node].runtime_failed)
+
+
 def _left(cluster: Cluster, generation: Generation, stay: Collection[str], cause: Cause | None) -> Iterator[Setback]:
     """Of newcomers that the gang has lost, or goes on without."""
     if generation.state == "ended":
@@ -193,9 +211,12 @@ def _made_good(cluster: Cluster, job: JobRecord, one: Setback) -> bool:
     """The node has done since what it had not, or it is long ago."""
     if one.kind == "crowded":  # that it acknowledges, or trains, proves nothing of its memory
         return cluster.served >= one.at + 2 * millis(LONGEST)
-    member = present_members(job).get(one.node)
-    if member is not None and one.kind == "unanswered":
-        return job.generation is not None and one.node not in job.generation.missing
+    member, generation = present_members(job).get(one.node), job.generation
+    if member is not None and generation is not None and one.kind == "unanswered":
+        return one.node not in generation.missing
+    if member is not None and generation is not None and one.kind == "runtime":
+        ran = generation.state == "active" and cluster.served - generation.since >= millis(cluster.timing.early)
+        return ran and one.node not in runtime_failed(generation)
     if member is not None and not newcomer(member, cluster.served):
         return True
     lives = bool(one.life) and cluster.live(one.node, one.life)

@@ -66,7 +66,7 @@ def read_report(status: PodStatus) -> PodReport | None:
         return PodReport(state="fenced", reason=status.refused)
     if status.refused:
         reason, output = without_output(status.refused)
-        return PodReport(state="refused", reason=reason, error=output)
+        return PodReport(state="refused", reason=reason, error=output, runtime_failed=status.runtime_failed)
     if status.fenced:
         return PodReport(state="fenced", exits=with_few_texts(status.exits))
     if any(is_failure(e) for e in status.exits):

@@ -7,7 +7,7 @@ local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'overhead_
   'restarts' }
 -- Causes of a generation that are faults; people or new nodes are the other causes.
 local FAULTS = { worker_failed = true, hang = true, pod_failed = true, node_lost = true, collective = true,
-  reform = true, fenced = true, port_taken = true, crowded = true,
+  reform = true, fenced = true, port_taken = true, crowded = true, runtime_failed = true,
   join_failed = true, hardware = true }
 
 local function amounts_text(amounts, of)

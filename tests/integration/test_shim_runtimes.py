@@ -1,0 +1,46 @@
+"""What becomes of workers whose container cannot be started, by real shims and a podman that only seems to be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model.jobspec import Container, JobSpec
+from tests.integration.shim_support import make_spec, open_bench
+
+PIDFILE = 'for word; do case "$word" in --pidfile=*) echo 1 >"${word#--pidfile=}";; esac; done\n'
+"""What podman does when a container is there."""
+
+
+def contained(folder: Path, script: str) -> JobSpec:
+    """A job in a folder as image. ``script``: what podman does; its words are in ``"$@"``."""
+    programs, image = folder / "bin", folder / "image"
+    image.mkdir()
+    programs.mkdir()
+    for name, text in (("podman", script), ("catatonit", "")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:/usr/bin:/bin"}
+    spec = make_spec(("true",), folder, environ=environ, fork_server=False)
+    return spec.model_copy(update={"container": Container(image=str(image))})
+
+
+@pytest.mark.parametrize("code", [125, 126, 127])
+async def test_a_container_that_podman_cannot_start_is_no_failure_of_its_worker(tmp_path: Path, code: int) -> None:
+    spec = contained(tmp_path, f'case "$*" in *" run "*) echo one >&2; echo Error: no space >&2; exit {code};; esac')
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(spec)
+        status = await bench.run(1, ({}, {}))
+        assert (status.refused, status.runtime_failed) == ("podman failed: Error: no space", True)
+        status = await bench.run(2)
+        assert status.runtime_failed, "it is told of each generation"
+
+
+@pytest.mark.parametrize(("script", "code"), [(f"{PIDFILE} exit 125", 125), ("exit 124", 124)])
+async def test_what_a_command_ends_with_is_its_own(tmp_path: Path, script: str, code: int) -> None:
+    spec = contained(tmp_path, f'case "$*" in *" run "*) {script};; esac')
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(spec)
+        status = await bench.run()
+        assert (status.refused, status.runtime_failed, status.exits[0].code) == ("", False, code)
