@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import passing, write_atomic
-from nodeagent.shim.container import RuntimeMissingError, find_runtime
+from nodeagent.shim.container import RuntimeMissingError, find_runtime, remove_left
 from nodeagent.shim.environment import ModulesError, base_environment, read_env_file, with_modules
 from nodeagent.shim.processes import RLIMITS, limit_value
 
@@ -98,7 +98,18 @@ def _runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> 
     try:
         return find_runtime(container, env, cwd)
     except RuntimeMissingError as error:
-        raise UnfitError(f"container: {error}", 127) from None
+        unfit = UnfitError(f"container: {error}", 127)
+        unfit.passing = error.passing
+        raise unfit from None
+
+
+def clear_containers(found: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove some of what earlier pods left in podman's store. ``found``: as of ``check``. Returns whether there is
+    ``more``. Raises UnfitError."""
+    try:
+        return {"more": remove_left(found["container"]["program"], found["base"], pod["working_dir"])}
+    except RuntimeMissingError as error:
+        raise UnfitError(str(error)) from None
 
 
 def see_folders(pod: Mapping[str, Any]) -> dict[str, Any]:

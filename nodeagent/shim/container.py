@@ -16,15 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.osutil.linux import short
+from nodeagent.osutil.linux import passing, short
 from nodeagent.shim.processes import children_of, limit_value, parent_of
 
-ASK_BOUND = 5.0
-"""Seconds for a runtime to answer; the checks ask three times at most."""
+ASK_BOUND = 15.0
+"""Seconds for podman to say whether it has an image; less than the checks have."""
+LIST_BOUND, REMOVE_BOUND = 5.0, 14.0
+"""Seconds to list what earlier pods left, and to remove some of it; together less than a look has."""
 LABEL = "nodeagent"
 """Of podman's containers: host and folder of the pod."""
-MOST_REMOVED = 256
-"""Containers that one preparation cleans up."""
+MOST_REMOVED = 8
+"""Containers that are removed at once."""
 INITS = ("/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/lib/podman", "/usr/local/lib/podman", "/usr/bin")
 """Where distributions put ``catatonit``, which podman runs before a command: a first process of a container does not
 end by a SIGTERM that it does not handle."""
@@ -45,10 +47,17 @@ MQUEUE = Path("/dev/mqueue")
 
 
 class RuntimeMissingError(Exception):
-    """``str()`` is the sentence for the person."""
+    """``str()`` is the sentence for the person; ``passing``, as in ``Readiness``: podman gave no answer, or one to
+    another question."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
-def find_runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, str]:
+def find_runtime(
+    container: Mapping[str, Any], env: Mapping[str, str], cwd: str, bound: float = ASK_BOUND
+) -> dict[str, str]:
     """Of the node: ``program``, and podman's ``init``. Looks whether the image is there. Raises RuntimeMissingError."""
     names = ("podman",) if container["runtime"] == "podman" else ("apptainer", "singularity")
     program = next(filter(None, (shutil.which(name, path=env["PATH"]) for name in names)), None)
@@ -60,9 +69,8 @@ def find_runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str)
         if init is None:
             raise RuntimeMissingError("podman has no catatonit, which passes signals on; install the package catatonit")
         found["init"] = init
-        _remove_left(program, env, cwd)
         if not image.is_absolute():
-            _find_in_store(program, container["image"], env, cwd)
+            _find_in_store(program, container["image"], env, cwd, bound)
             return found
         if not image.is_dir():
             raise RuntimeMissingError(f"image {image} is not a folder on this node; podman takes a folder or a name")
@@ -71,38 +79,43 @@ def find_runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str)
     return found
 
 
-def _find_in_store(program: str, image: str, env: Mapping[str, str], cwd: str) -> None:
-    done = _ask([program, "image", "exists", image], env, cwd)
+def _find_in_store(program: str, image: str, env: Mapping[str, str], cwd: str, bound: float) -> None:
+    done = _ask([program, "image", "exists", image], env, cwd, bound)
     if done.returncode == 1:
         text = f"podman has no image {image} for user {env.get('USER', os.getuid())} on this node"
         raise RuntimeMissingError(f"{text}; as this user: podman pull {image}")
     if done.returncode:
-        raise RuntimeMissingError(f"podman failed with exit code {done.returncode}: {_last(done.stderr)}")
+        text = f"podman failed with exit code {done.returncode}: {_last(done.stderr)}"
+        raise RuntimeMissingError(text, passing=True)
 
 
-def _remove_left(program: str, env: Mapping[str, str], cwd: str) -> None:
-    """What podman still knows of containers whose pods are gone: a pod that was killed with all that belonged to it
-    left a record there, and a layer of what it wrote."""
-    shown = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
-    listed = _ask([program, "ps", "--all", f"--filter=label={LABEL}", f"--format={shown}"], env, cwd)
+def remove_left(program: str, env: Mapping[str, str], cwd: str) -> bool:
+    """Remove some of what podman still knows of containers whose pods are gone: a pod that was killed with all that
+    belonged to it left a record there, and a layer of what it wrote. Returns whether there are more. Raises
+    RuntimeMissingError."""
+    shown = f'{{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+    words = [program, "ps", "--all", "--no-trunc", f"--filter=label={LABEL}", f"--format={shown}"]
+    listed = _ask(words, env, cwd, LIST_BOUND)
     rows = [line.partition(" ") for line in listed.stdout.splitlines()]
     here = f"{os.uname().nodename}:"
-    gone = [name for name, _, pod in rows if pod.startswith(here) and not os.path.lexists(pod.removeprefix(here))]
+    gone = [key for key, _, pod in rows if pod.startswith(here) and not os.path.lexists(pod.removeprefix(here))]
     if gone:
-        _ask([program, "rm", "--force", "--time=0", *gone[:MOST_REMOVED]], env, cwd)
+        _ask([program, "rm", "--force", "--ignore", "--time=0", *gone[:MOST_REMOVED]], env, cwd, REMOVE_BOUND)
+    return len(gone) > MOST_REMOVED
 
 
-def _ask(words: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.CompletedProcess[str]:
+def _ask(words: Sequence[str], env: Mapping[str, str], cwd: str, bound: float) -> subprocess.CompletedProcess[str]:
     """Raises RuntimeMissingError if there is no answer."""
     try:
         return subprocess.run(
             words, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=ASK_BOUND, check=False,
+            timeout=bound, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise RuntimeMissingError(f"{' '.join(words[:2])} did not answer within {ASK_BOUND:g} s") from None
+        text = f"{' '.join(words[:2])} did not answer within {bound:g} s"
+        raise RuntimeMissingError(text, passing=True) from None
     except OSError as error:
-        raise RuntimeMissingError(f"{words[0]} cannot be run: {error.strerror}") from None
+        raise RuntimeMissingError(f"{words[0]} cannot be run: {error.strerror}", passing=passing(error)) from None
 
 
 def _last(text: str) -> str:

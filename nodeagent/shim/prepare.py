@@ -11,11 +11,12 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import MARK, power_mark
-from nodeagent.shim.checks import check, see_folders, verdict
+from nodeagent.shim.checks import check, clear_containers, see_folders, verdict
 from nodeagent.shim.container import Containers
 from nodeagent.shim.environment import MOST_FOUND, compose
 from nodeagent.shim.forkserver.client import ForkServer
@@ -30,6 +31,8 @@ FOLDER_AGAIN = 30.0
 """Seconds between two looks at the job's folders, and at which one checkpoint_dir is, also while workers run: a mount
 may go or be put right, and a script may empty the folder, marker and all. Long, since thousands of nodes ask one file
 server."""
+CLEAR_AGAIN = 10.0
+"""Seconds between two removals of what earlier pods left in podman's store. Others have to wait for it meanwhile."""
 FORK_SERVER_STARTS = 3
 """A fork server that dies this often without a start of workers in between is not started again."""
 
@@ -55,7 +58,7 @@ class Preparation:
         self._folder_trouble = ""
         self.in_trouble = False
         """A look at the job's folders found what does not pass by itself."""
-        self._looks_again = False
+        self._looks_again = self._cleared = False
         self._noted: set[str] = set()
         self.fork_server = ForkServer(loop, self._fork_server_changed)
         self.fork_server.pool.size = pod["preforked"]
@@ -170,9 +173,27 @@ class Preparation:
             if not self._looks_again:
                 self._looks_again = True
                 self._loop.after(FOLDER_AGAIN, self._look_at_folders)
+            if not self._cleared and self._pod["container"] is not None:
+                self._cleared = True
+                self._clear_containers()
             if result["fork_server"] and self.fork_server.pid is None:
                 self._start_fork_server()
         self._changed()
+
+    def _clear_containers(self) -> None:
+        """Whatever comes of it, the node is ready; the next pod tries it again."""
+        if self._pod["container"]["runtime"] != "podman" or self.checked is None or not self.fit:
+            return
+        try:
+            self._ask(partial(clear_containers, self.checked), lambda _: None, self._containers_cleared)
+        except OSError as error:
+            self._note(f"no process to remove what earlier pods left in podman's store: {error.strerror}")
+
+    def _containers_cleared(self, result: dict[str, Any]) -> None:
+        if "reason" in result:
+            self._note(f"what earlier pods left in podman's store is not removed: {result['reason']}")
+        elif result["more"]:
+            self._loop.after(CLEAR_AGAIN, self._clear_containers)
 
     def _look_at_folders(self) -> None:
         """A look that fails (a full process table, a slow file server) changes only what is reported: the id that was

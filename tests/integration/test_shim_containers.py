@@ -179,7 +179,7 @@ async def test_what_a_killed_container_left_in_podmans_store_is_removed_by_the_n
     assert containers_of(path, str(tmp_path)) == mine, "killed with all that would have removed them"
     async with open_bench(tmp_path / "another") as bench:
         await bench.ready(contained(("true",), tmp_path, path))
-        assert containers_of(path, str(tmp_path)) == []
+        await wait_for(lambda: containers_of(path, str(tmp_path)) == [], BOUND)
 
 
 async def test_the_runtime_is_left_alone_when_its_command_is_to_save(tmp_path: Path, path: str) -> None:

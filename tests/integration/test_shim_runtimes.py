@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from nodeagent.model.jobspec import Container, JobSpec
-from tests.integration.shim_support import make_spec, open_bench
+from tests.integration.shim_support import make_spec, open_bench, wait_for
 
 PIDFILE = 'for word; do case "$word" in --pidfile=*) echo 1 >"${word#--pidfile=}";; esac; done\n'
 """What podman does when a container is there."""
@@ -35,6 +36,22 @@ async def test_a_container_that_podman_cannot_start_is_no_failure_of_its_worker(
         assert (status.refused, status.runtime_failed) == ("podman failed: Error: no space", True)
         status = await bench.run(2)
         assert status.runtime_failed, "it is told of each generation"
+
+
+async def test_a_podman_that_cannot_tell_what_earlier_pods_left_keeps_no_node_from_being_ready(tmp_path: Path) -> None:
+    spec = contained(tmp_path, 'case "$1" in ps) exec sleep 600;; esac')
+    async with open_bench(tmp_path) as bench:
+        status = await bench.ready(spec)
+        assert (status.phase, status.reason) == ("ready", "")
+
+
+async def test_all_that_earlier_pods_left_is_removed_while_the_node_is_ready(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.write_text("".join(f"id{i} {os.uname().nodename}:/nowhere/{i}\n" for i in range(3)))
+    spec = contained(tmp_path, f'case "$1" in ps) cat {left};; rm) : >{left};; esac')
+    async with open_bench(tmp_path) as bench:
+        assert (await bench.ready(spec)).phase == "ready"
+        await wait_for(lambda: left.read_text() == "")
 
 
 @pytest.mark.parametrize(("script", "code"), [(f"{PIDFILE} exit 125", 125), ("exit 124", 124)])

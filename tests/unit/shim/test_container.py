@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.shim.container import Containers, RuntimeMissingError, find_runtime
+from nodeagent.shim.container import MOST_REMOVED, Containers, RuntimeMissingError, find_runtime, remove_left
 from tests.descriptors import seen_with
 
 BASE = {"PATH": "/usr/bin", "HOME": "/home/u", "LANG": "C.UTF-8", "USER": "u"}
@@ -116,6 +116,46 @@ def test_what_a_node_says(tmp_path: Path) -> None:
     assert reason("podman", "/nowhere", "podman", "catatonit").startswith("image /nowhere is not a folder on this node")
     assert reason("podman", "t") == "podman failed with exit code 125: broken store"
     assert reason("apptainer", "/t.sif", "singularity") == "image /t.sif is not on this node"
+
+
+def fake(folder: Path, script: str) -> dict[str, str]:
+    """An environment with a podman that does this."""
+    for name, text in (("podman", script), ("catatonit", "")):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "passes"),
+    [
+        ("exec sleep 600", "podman image did not answer within 0.5 s", True),
+        ("echo Error: database is locked >&2; exit 125", "podman failed with exit code 125: Error: database is", True),
+        ("exit 1", "podman has no image t for user", False),
+    ],
+)
+def test_only_a_plain_answer_of_podmans_is_final(tmp_path: Path, script: str, reason: str, passes: bool) -> None:
+    env = fake(tmp_path, script)
+    with pytest.raises(RuntimeMissingError) as caught:
+        find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path), 0.5)
+    assert reason in str(caught.value) and caught.value.passing is passes
+
+
+def test_what_earlier_pods_left_is_no_part_of_the_check(tmp_path: Path) -> None:
+    env = fake(tmp_path, '[ "$1" = image ] || { touch asked; exit 125; }')
+    assert find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path))["program"] == f"{tmp_path}/podman"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_what_earlier_pods_left_is_removed_a_few_at_a_time(tmp_path: Path) -> None:
+    here = os.uname().nodename
+    (tmp_path / "alive").mkdir()
+    rows = [f"id{i} {here}:/nowhere/{i}" for i in range(MOST_REMOVED + 1)]
+    listed = "\n".join([f"mine {here}:{tmp_path}/alive", "far elsewhere:/nowhere/1", *rows])
+    env = fake(tmp_path, f"[ $1 = ps ] && echo '{listed}' || echo \"$@\" >>removed")
+    assert remove_left(f"{tmp_path}/podman", env, str(tmp_path))
+    ids = " ".join(f"id{i}" for i in range(MOST_REMOVED))
+    assert (tmp_path / "removed").read_text() == f"rm --force --ignore --time=0 {ids}\n"
 
 
 @contextmanager
