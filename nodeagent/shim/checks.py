@@ -60,7 +60,7 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     env = base | from_file | pod["env"]
     container = None
     if pod["container"] is not None:
-        container = _runtime(pod["container"], env, cwd)
+        container = _runtime(pod["container"], base, cwd)
     else:
         for words in (command, *(role["command"] for role in pod["roles"].values())):
             resolve(words[0], cwd, env["PATH"])
@@ -94,9 +94,10 @@ def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
         raise UnfitError(str(error)) from None
 
 
-def _runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, str]:
+def _runtime(container: Mapping[str, Any], base: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """By the environment before the job's own, which is for the inside."""
     try:
-        return find_runtime(container, env, cwd)
+        return find_runtime(container, base, cwd)
     except RuntimeMissingError as error:
         unfit = UnfitError(f"container: {error}", 127)
         unfit.passing = error.passing

@@ -7,8 +7,10 @@ pod ends it. Standard library only. Must never pull an image, nor decide when a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -34,6 +36,10 @@ MOST_FILES, MOST_PROCESSES = 1 << 20, 1 << 15
 """The most that podman lets itself have, and so its containers."""
 KEPT = frozenset({"LANG", "USER", "LOGNAME"})
 """Of the login and the recorded shell. The rest says where things are on the node, and an image has its own."""
+REMOTE = "CONTAINER_"
+"""How the names of variables begin that make podman ask a service instead of starting containers itself."""
+LONGEST_LINE = 1 << 15
+"""Bytes of a variable in a file that podman reads; it takes twice as many."""
 NVIDIA, AMD = "CUDA_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 LONGEST_PID, MOST_BETWEEN = 16, 8
 """Bytes of a pidfile that are read; processes between the shim and the first one of a container, at most."""
@@ -44,6 +50,9 @@ MOST_SHOWN = 500
 NOT_BEGUN = frozenset({125, 126, 127})
 """What podman ends with when it cannot start a container; a command may end so, too."""
 MQUEUE = Path("/dev/mqueue")
+
+
+_WARNING = re.compile(r"^WARN|level=warn")
 
 
 class RuntimeMissingError(Exception):
@@ -81,7 +90,8 @@ def find_runtime(
 
 def _find_in_store(program: str, image: str, env: Mapping[str, str], cwd: str, bound: float) -> None:
     done = _ask([program, "image", "exists", image], env, cwd, bound)
-    if done.returncode == 1:
+    errors = [line for line in done.stderr.splitlines() if line.strip() and not _WARNING.search(line)]
+    if done.returncode == 1 and not errors:
         text = f"podman has no image {image} for user {env.get('USER', os.getuid())} on this node"
         raise RuntimeMissingError(f"{text}; as this user: podman pull {image}")
     if done.returncode:
@@ -108,7 +118,7 @@ def _ask(words: Sequence[str], env: Mapping[str, str], cwd: str, bound: float) -
     """Raises RuntimeMissingError if there is no answer."""
     try:
         return subprocess.run(
-            words, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            words, env=_own(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=bound, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -118,25 +128,58 @@ def _ask(words: Sequence[str], env: Mapping[str, str], cwd: str, bound: float) -
         raise RuntimeMissingError(f"{words[0]} cannot be run: {error.strerror}", passing=passing(error)) from None
 
 
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    """As podman is to have it."""
+    return {key: value for key, value in env.items() if not key.startswith(REMOTE)}
+
+
 def _last(text: str) -> str:
     return (text.strip().splitlines() or ["it gave no reason"])[-1]
 
 
 class Containers:
-    """Those of one pod. ``found``: as of ``find_runtime``; ``base``: the environment before the job's own."""
+    """Those of one pod. ``found``: as of ``find_runtime``; ``base``: the environment before the job's own, by which the
+    runtime itself goes; ``from_file``: of the job's env_file."""
 
-    def __init__(self, pod: Mapping[str, Any], folder: Path, found: Mapping[str, str], base: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        pod: Mapping[str, Any],
+        folder: Path,
+        found: Mapping[str, str],
+        base: Mapping[str, str],
+        from_file: Mapping[str, str],
+    ) -> None:
         self._pod, self._folder, self._found, self._base = pod, folder, found, base
+        self._of_job = pod["env"].keys() | from_file.keys()
         self._podman = pod["container"]["runtime"] == "podman"
         self._key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], local_rank: int) -> tuple[list[str], dict[str, str]]:
-        """What runs the command in a container, and in which environment."""
+        """What runs the command in a container, and in which environment. Raises OSError."""
         inside = {k: v for k, v in env.items() if k in KEPT or self._base.get(k) != v}
-        if self._podman:
-            self._pidfile(local_rank).unlink(missing_ok=True)
-            return [*self._podman_words(inside, local_rank), *argv], dict(env)
-        return [*self._apptainer_words(inside), *argv], {**env, **{f"APPTAINERENV_{k}": v for k, v in inside.items()}}
+        before = {key: value for key, value in self._base.items() if key in self._of_job}
+        outside = _own({key: value for key, value in env.items() if key not in self._of_job} | before)
+        if not self._podman:
+            return [*self._apptainer_words(inside), *argv], outside | {f"APPTAINERENV_{k}": inside[k] for k in inside}
+        self._pidfile(local_rank).unlink(missing_ok=True)
+        filed = {key: inside[key] for key in sorted(inside.keys() & self._of_job) if _is_line(key, inside[key])}
+        for key in inside.keys() & self._of_job - filed.keys():
+            if key in outside:
+                raise OSError(errno.EINVAL, "a value of more than one line, or too long, for podman", key)
+            outside[key] = inside[key]
+        words = [*self._podman_words(inside, local_rank), f"--env-file={self._write(filed, local_rank)}"]
+        words += [f"--env={name}" for name in sorted(inside.keys() - filed.keys())]
+        return [*words, *self._image_words(), *argv], outside
+
+    def _write(self, env: Mapping[str, str], local_rank: int) -> Path:
+        """The job's own variables, for the inside alone: podman would go by its HOME, or its LD_PRELOAD. And neither
+        file nor environment is seen by other users of the node, as a command line is."""
+        path = self._folder / f"environment-{local_rank}"
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"".join(os.fsencode(f"{key}={value}\n") for key, value in env.items()))
+        return path
 
     def limits(self, limits: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         """Those that the runtime itself is started with: podman could not work within small ones."""
@@ -189,8 +232,8 @@ class Containers:
         return self._folder / f"container-{local_rank}"
 
     def _podman_words(self, inside: Mapping[str, str], local_rank: int) -> list[str]:
-        """Values of the environment stay out of the command line, which all users of the node may read."""
-        pod, container = self._pod, self._pod["container"]
+        """All but the variables' names and the image."""
+        pod = self._pod
         words = [
             self._found["program"], "--cgroup-manager=cgroupfs", "run", "--rm", "--replace", "--pull=never",
             f"--name=nodeagent-{self._key}-{local_rank}", f"--pidfile={self._pidfile(local_rank)}",
@@ -202,13 +245,15 @@ class Containers:
         words += ["--userns=keep-id"] if os.getuid() else []
         words += [f"--ulimit={name}={value}:{value}" for name, value in self._ulimits().items()]
         words += [f"--volume={bind}" for bind in self._binds()]
-        words += [f"--env={name}" for name in sorted(inside)]
         if inside.get(NVIDIA):
             words.append("--device=nvidia.com/gpu=all")
         if any(inside.get(name) for name in AMD):
             words += ["--device=/dev/kfd", "--device=/dev/dri"]
-        image = container["image"]
-        return [*words, "--rootfs", image] if image.startswith("/") else [*words, "--entrypoint=", image]
+        return words
+
+    def _image_words(self) -> list[str]:
+        image = self._pod["container"]["image"]
+        return ["--rootfs", image] if image.startswith("/") else ["--entrypoint=", image]
 
     def _apptainer_words(self, inside: Mapping[str, str]) -> list[str]:
         words = [self._found["program"], "exec", "--cleanenv", f"--pwd={self._pod['working_dir']}"]
@@ -235,3 +280,8 @@ class Containers:
             hard = resource.getrlimit(number)[1]
             found[name] = bound if hard == resource.RLIM_INFINITY else min(hard, bound)
         return found | {name: limit_value(value) for name, value in self._pod["limits"].items()}
+
+
+def _is_line(key: str, value: str) -> bool:
+    """podman reads it from a file as it is."""
+    return "\n" not in value and "\r" not in value and len(os.fsencode(f"{key}={value}")) <= LONGEST_LINE

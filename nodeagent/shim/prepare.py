@@ -259,7 +259,8 @@ class Preparation:
         if self._pod["container"] is None:
             return None
         assert self.checked is not None
-        return Containers(self._pod, self._socket.parent, self.checked["container"], self.checked["base"])
+        found = self.checked
+        return Containers(self._pod, self._socket.parent, found["container"], found["base"], found["env_file"])
 
 
 def answer(look: Look, pod: dict[str, Any]) -> None:

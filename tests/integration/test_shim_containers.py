@@ -77,6 +77,16 @@ async def test_a_worker_sees_its_image_its_folders_and_its_own_environment(tmp_p
         assert (tmp_path / "work" / "made").stat().st_uid == os.geteuid()
 
 
+async def test_the_jobs_own_environment_reaches_the_inside_as_it_is(tmp_path: Path, path: str) -> None:
+    env = {"HOME": "/nowhere", "ODD": "  'a' \"b\" # c\\n$X ", "EMPTY": "", "LINES2": "1\n2"}
+    script = 'printf "%s\\n" "[$HOME][$ODD][${EMPTY-unset}][$LINES2]"'
+    async with open_bench(tmp_path) as bench:
+        status = await bench.ready(contained(("sh", "-c", script), tmp_path, path, env=env))
+        assert status.phase == "ready", status.reason
+        await bench.run(1, (env,), BOUND)
+        await bench.printed(f"[/nowhere][{env['ODD']}][][1", "2]")
+
+
 async def test_values_of_the_environment_are_not_in_the_command_line(tmp_path: Path, path: str) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(contained(("sh", "-c", LOOP), tmp_path, path))

@@ -130,6 +130,19 @@ def test_a_look_that_ends_without_an_answer_is_none_that_took_too_long(
     assert "cannot run the checks: KeyError: 'command'" in capfd.readouterr().err
 
 
+def test_the_jobs_own_environment_is_for_the_inside_of_its_container(tmp_path: Path) -> None:
+    image, programs = tmp_path / "image", tmp_path / "bin"
+    for folder in (image, programs):
+        folder.mkdir()
+    for name in ("podman", "catatonit"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    container = {"runtime": "podman", "image": str(image), "binds": ()}
+    (tmp_path / "more").write_text("HOME=/workspace\n")
+    pod = a_pod(tmp_path, container=container, env={"PATH": "/opt/bin"}, env_file="more", fork_server=False)
+    assert check(pod | {"environ": {"PATH": str(programs)}})["container"]["program"] == str(programs / "podman")
+
+
 def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "tool"
     tool.parent.mkdir()

@@ -16,22 +16,26 @@ from nodeagent.shim.container import MOST_REMOVED, Containers, RuntimeMissingErr
 from tests.descriptors import seen_with
 
 BASE = {"PATH": "/usr/bin", "HOME": "/home/u", "LANG": "C.UTF-8", "USER": "u"}
+LOGIN = {"APPTAINERENV_LANG": "C.UTF-8", "APPTAINERENV_USER": "u"}
 
 
 def pod(runtime: str = "podman", image: str = "torch:2", **more: Any) -> dict[str, Any]:
     container = {"runtime": runtime, "image": image, "binds": ("/data:/data:ro",)}
     return {
         "container": container, "working_dir": "/w", "state": "/s", "checkpoint_dir": "ck", "limits": {"nofile": 1024},
+        "env": {},
     } | more  # fmt: skip
 
 
-def words(given: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    made = Containers(given, Path("/run/p"), {"program": "/usr/bin/x", "init": "/usr/bin/catatonit"}, BASE)
+def words(
+    given: dict[str, Any], env: dict[str, str], folder: Path, from_file: dict[str, str] | None = None
+) -> tuple[list[str], dict[str, str]]:
+    made = Containers(given, folder, {"program": "/usr/bin/x", "init": "/usr/bin/catatonit"}, BASE, from_file or {})
     return made.start(["python", "t.py"], BASE | env, 1)
 
 
 def test_podman(tmp_path: Path) -> None:
-    argv, env = words(pod(), {"RANK": "1", "SECRET": "s3"})
+    argv, env = words(pod(), {"RANK": "1", "SECRET": "s3"}, tmp_path)
     assert argv[-4:] == ["--entrypoint=", "torch:2", "python", "t.py"]
     for option in (
         "--pull=never",
@@ -41,7 +45,7 @@ def test_podman(tmp_path: Path) -> None:
         "--workdir=/w",
         "--ulimit=nofile=1024:1024",
         "--volume=/w:/w",
-        "--volume=/run/p:/run/p",
+        f"--volume={tmp_path}:{tmp_path}",
         "--volume=/s:/s",
         "--volume=/w/ck:/w/ck",
         "--volume=/data:/data:ro",
@@ -56,20 +60,43 @@ def test_podman(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_podmans_root(tmp_path: Path) -> None:
-    argv, _ = words(pod(image="/images/root"), {})
+    argv, _ = words(pod(image="/images/root"), {}, tmp_path)
     assert argv[-4:] == ["--rootfs", "/images/root", "python", "t.py"]
 
 
-def test_a_jobs_own_bind_goes_before_ours() -> None:
+def test_a_jobs_own_bind_goes_before_ours(tmp_path: Path) -> None:
     given = pod()
     given["container"]["binds"] = ("/elsewhere:/w",)
-    argv, _ = words(given, {})
+    argv, _ = words(given, {}, tmp_path)
     assert "--volume=/elsewhere:/w" in argv
     assert "--volume=/w:/w" not in argv
 
 
-def test_a_path_of_the_jobs_own_is_passed() -> None:
-    assert "--env=PATH" in words(pod(), {"PATH": "/opt/bin"})[0]
+def test_what_is_meant_for_the_inside_does_not_rule_the_runtime(tmp_path: Path) -> None:
+    """podman would look for images below that HOME, and load that library."""
+    own = {"HOME": "/workspace", "LD_PRELOAD": "/x.so", "PATH": "/opt/bin", "CONTAINER_HOST": "tcp://x", "TEXT": "1\n2"}
+    argv, env = words(pod(env=own), own | {"TOKEN": " a 'b' # "} | {"RANK": "1"}, tmp_path, {"TOKEN": " a 'b' # "})
+    assert env == BASE | {"RANK": "1", "TEXT": "1\n2"}
+    file = tmp_path / "environment-1"
+    assert f"--env-file={file}" in argv and file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text().splitlines() == [
+        "CONTAINER_HOST=tcp://x", "HOME=/workspace", "LD_PRELOAD=/x.so", "PATH=/opt/bin", "TOKEN= a 'b' # ",
+    ]  # fmt: skip
+    names = {word.removeprefix("--env=") for word in argv if word.startswith("--env=")}
+    assert names == {"RANK", "TEXT", "LANG", "USER"}, "of several lines: podman takes it from its own environment"
+    argv, env = words(pod("apptainer", "/t.sif", env=own), own, tmp_path)
+    assert env == BASE | {f"APPTAINERENV_{key}": value for key, value in own.items()} | LOGIN
+
+
+def test_a_value_that_podman_could_only_take_in_the_place_of_its_own_is_refused(tmp_path: Path) -> None:
+    own = {"HOME": "/a\n/b"}
+    with pytest.raises(OSError, match="HOME"):
+        words(pod(env=own), own, tmp_path)
+
+
+def test_the_recorded_shells_word_for_a_remote_podman_does_not_count(tmp_path: Path) -> None:
+    env = fake(tmp_path, 'test -z "$CONTAINER_HOST"') | {"CONTAINER_HOST": "ssh://x"}
+    assert find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +108,14 @@ def test_a_path_of_the_jobs_own_is_passed() -> None:
         ({}, [], []),
     ],
 )
-def test_gpus(env: dict[str, str], podman: list[str], apptainer: list[str]) -> None:
-    assert [w for w in words(pod(), env)[0] if w.startswith("--device")] == podman
-    argv, _ = words(pod("apptainer", "/t.sif"), env)
+def test_gpus(env: dict[str, str], podman: list[str], apptainer: list[str], tmp_path: Path) -> None:
+    assert [w for w in words(pod(), env, tmp_path)[0] if w.startswith("--device")] == podman
+    argv, _ = words(pod("apptainer", "/t.sif"), env, tmp_path)
     assert [w for w in argv if w in ("--nv", "--rocm")] == apptainer
 
 
-def test_apptainer() -> None:
-    argv, env = words(pod("apptainer", "/t.sif"), {"RANK": "1"})
+def test_apptainer(tmp_path: Path) -> None:
+    argv, env = words(pod("apptainer", "/t.sif"), {"RANK": "1"}, tmp_path)
     assert argv[:4] == ["/usr/bin/x", "exec", "--cleanenv", "--pwd=/w"]
     assert argv[-3:] == ["/t.sif", "python", "t.py"]
     assert argv[argv.index("/data:/data:ro") - 1 :][:2] == ["--bind", "/data:/data:ro"]
@@ -132,6 +159,8 @@ def fake(folder: Path, script: str) -> dict[str, str]:
         ("exec sleep 600", "podman image did not answer within 0.5 s", True),
         ("echo Error: database is locked >&2; exit 125", "podman failed with exit code 125: Error: database is", True),
         ("exit 1", "podman has no image t for user", False),
+        ("echo 'time=\"1\" level=warning msg=x' >&2; exit 1", "podman has no image t for user", False),
+        ("echo cannot resolve /workspace >&2; exit 1", "podman failed with exit code 1: cannot resolve /work", True),
     ],
 )
 def test_only_a_plain_answer_of_podmans_is_final(tmp_path: Path, script: str, reason: str, passes: bool) -> None:
@@ -171,7 +200,7 @@ def tree() -> Iterator[tuple[int, int]]:
 
 
 def test_which_process_is_the_workers_is_read_from_its_pidfile(tmp_path: Path) -> None:
-    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE, {})
     with tree() as (monitor, first):
         assert made.process(7, 0) == 7, "there is none yet"
         (tmp_path / "container-0").write_text(f"{first}\n")
@@ -183,7 +212,7 @@ def test_which_process_is_the_workers_is_read_from_its_pidfile(tmp_path: Path) -
 
 def test_without_a_descriptor_no_runtime_is_taken_for_its_container(tmp_path: Path) -> None:
     """A SIGTERM would end it at once, and its container with it."""
-    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE, {})
     with tree() as (_, first):
         (tmp_path / "container-0").write_text(f"{first}\n")
 
@@ -196,7 +225,7 @@ def test_without_a_descriptor_no_runtime_is_taken_for_its_container(tmp_path: Pa
 
 def test_no_pidfile_names_a_process_that_is_not_the_pods(tmp_path: Path) -> None:
     """A container may write into the folder: what the shim signals, and looks at, is its own all the same."""
-    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE, {})
     file = tmp_path / "container-0"
     forged = (os.getpid(), os.getppid(), 1, 0, -1, 1 << 40)
     for text in (*map(str, forged), "", "x", f"{os.getpid()} 1", "1" * 40, "\xb2"):
