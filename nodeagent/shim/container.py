@@ -27,6 +27,9 @@ LIST_BOUND, REMOVE_BOUND = 5.0, 14.0
 """Seconds to list what earlier pods left, and to remove some of it; together less than a look has."""
 LABEL = "nodeagent"
 """Of podman's containers: host and folder of the pod."""
+FREE_NAME = f'timeout -k 1 {REMOVE_BOUND:g} "$1" rm --force --ignore --time=0 "$2" >/dev/null 2>&1; shift 2; exec "$@"'
+"""Removes what has the container's name, if a worker before was killed with its runtime, and becomes podman. podman
+itself (``--replace``) would print that name where the worker prints."""
 MOST_REMOVED = 8
 """Containers that are removed at once."""
 INITS = ("/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/lib/podman", "/usr/local/lib/podman", "/usr/bin")
@@ -233,10 +236,11 @@ class Containers:
 
     def _podman_words(self, inside: Mapping[str, str], local_rank: int) -> list[str]:
         """All but the variables' names and the image."""
-        pod = self._pod
+        pod, name = self._pod, f"nodeagent-{self._key}-{local_rank}"
         words = [
-            self._found["program"], "--cgroup-manager=cgroupfs", "run", "--rm", "--replace", "--pull=never",
-            f"--name=nodeagent-{self._key}-{local_rank}", f"--pidfile={self._pidfile(local_rank)}",
+            "/bin/sh", "-c", FREE_NAME, "sh", self._found["program"], name,
+            self._found["program"], "--cgroup-manager=cgroupfs", "run", "--rm", "--pull=never",
+            f"--name={name}", f"--pidfile={self._pidfile(local_rank)}",
             f"--label={LABEL}={os.uname().nodename}:{self._folder}",
             "--log-driver=passthrough", "--network=host", "--cgroups=disabled", "--security-opt=label=disable",
             "--init", f"--init-path={self._found['init']}", f"--workdir={pod['working_dir']}",

@@ -54,6 +54,19 @@ async def test_all_that_earlier_pods_left_is_removed_while_the_node_is_ready(tmp
         await wait_for(lambda: left.read_text() == "")
 
 
+async def test_what_a_killed_worker_left_is_removed_in_silence_before_the_next(tmp_path: Path) -> None:
+    said = f'echo "$@" >>{tmp_path}/asked; case "$*" in rm*|*--replace*) echo nodeagent-1-0; echo no >&2;; esac'
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(contained(tmp_path, f'{said}; case "$*" in *" run "*) echo mine;; esac'))
+        await bench.run()
+        await bench.printed("mine")
+        assert bench.output(stream="stderr") == []
+        asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+        (removed,) = (words for words in asked if words[0] == "rm")
+        (run,) = (words for words in asked if "run" in words)
+        assert asked.index(removed) < asked.index(run) and f"--name={removed[-1]}" in run
+
+
 @pytest.mark.parametrize(("script", "code"), [(f"{PIDFILE} exit 125", 125), ("exit 124", 124)])
 async def test_what_a_command_ends_with_is_its_own(tmp_path: Path, script: str, code: int) -> None:
     spec = contained(tmp_path, f'case "$*" in *" run "*) {script};; esac')
