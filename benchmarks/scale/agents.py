@@ -70,9 +70,11 @@ class NotedCalls(Calls):
         async with super().link() as link:
             yield link if self.plain is None else _NotedLink(link, self.plain)
 
-    async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
+    async def step(
+        self, name: str, arguments: dict[str, object], acted_on: ActedOn = never, words: Sequence[str] = ()
+    ) -> Any:
         self.last[name] = arguments
-        return await super().step(name, arguments, acted_on)
+        return await super().step(name, arguments, acted_on, words)
 
 
 class Agent:

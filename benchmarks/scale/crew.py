@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
+from nodeagent.agent.pace import BeatPeriod, look_period
 from nodeagent.model.job import BudgetEntry, JobRecord, Phase
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Generation, PodReport
@@ -184,11 +185,13 @@ class Crew:
         return await self.of(self.renew([self.gang[-1]]) for _ in range(RENEWALS)) * (1 / RENEWALS)
 
     async def beat(self) -> Cost:
-        """One agent's, when there is nothing new."""
-        node = self.gang[-1]
+        """One agent's, when there is nothing new: on average, of those that look for damage and the others."""
+        node, nodes, usual = self.gang[-1], len(self.names), Timing()
         while (await self._beat(node)).more:
             pass
-        return await self.of(self._beat(node) for _ in range(RENEWALS)) * (1 / RENEWALS)
+        looks = round(look_period(nodes, usual) / BeatPeriod("", usual).period(nodes))
+        calls = (self._beat(node, looks=0 if i % looks else i // looks + 1) for i in range(RENEWALS))
+        return await self.of(calls) * (1 / RENEWALS)
 
     async def _beat(self, node: str, **more: Any) -> BeatReply:
         """By a node without an agent: it asks only for what was written since any of them asked."""

@@ -16,6 +16,7 @@ import structlog
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.pace import look_period
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.agent.room import differ_in_texts_only
 from nodeagent.model.facts import PodUsage
@@ -121,6 +122,11 @@ class Membership:
         """Records (``job:<uid>``) that are not what was read at their revision: the next beat says so."""
         self._first_join: float | None = None
         self._seq = 0
+        self._looks = 0
+        self._look_at = 0.0
+        """When the next look for damage is due."""
+        self._answered = False
+        """The newest beat was."""
         self._lock = asyncio.Lock()
         """Held by who beats or joins."""
         self._beats = 0
@@ -303,7 +309,9 @@ class Membership:
             ahead=self._snapshot.ahead,
             damaged=self._damaged(),
             silent=self._snapshot.silent,
+            looks=self._look(sent),
         )
+        self._answered = False
         try:
             reply = await self._store.beat(beat)
         except StoreUnavailableError as error:
@@ -320,6 +328,7 @@ class Membership:
             raise
         now = self._clock.now()
         self._renewed(beat, sent, pods, reply.era)
+        self._answered = True
         self._metrics.store_roundtrip.observe(now - sent)
         await self._verify(reply.jobs, more=reply.more)
         before = self._snapshot.beyond
@@ -332,6 +341,15 @@ class Membership:
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _look(self, now: float) -> int:
+        """The number of the look for damage that this beat is; 0 if it is none. Only one that looks or brings something
+        has its number kept, and ends this node's silence: so the one after a beat that was not answered looks, and that
+        one is refused if it is still on its way."""
+        if self._answered and now < self._look_at and not self._overwritten("mute", False):
+            return 0
+        self._looks, self._look_at = self._looks + 1, now + look_period(self._snapshot.size, self._timing)
+        return self._looks
 
     def _unusable(self, refusal: StoreRefusedError) -> None:
         """It answers, and cannot be used: as one that is away."""

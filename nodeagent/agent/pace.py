@@ -18,6 +18,12 @@ JITTER = 0.25
 """Of the time between two beats: what it may be shorter by, so that agents which were woken together do not stay so."""
 
 
+LOOK_PER_NODE = 0.02
+"""Seconds between two looks for damage of one agent, for each node: all of them together look 50 times a second."""
+LOOK_MOST = 8
+"""Of the longest time between two beats: the longest one between two looks, however many nodes there are."""
+
+
 class BeatPeriod:
     """The time between two beats of one agent that rests."""
 
@@ -33,8 +39,19 @@ class BeatPeriod:
     def period(self, nodes: int) -> float:
         """Seconds from one beat to the next in a cluster of so many nodes. Shorter than any lease that was just renewed
         is good for: at that time all agents look for the lapse."""
-        most = self._timing.lease - 2 * self._timing.heartbeat
-        return max(self._timing.heartbeat, self._share * min(nodes * PER_NODE, most))
+        return max(self._timing.heartbeat, self._share * min(nodes * PER_NODE, _longest(self._timing)))
+
+
+def look_period(nodes: int, timing: Timing) -> float:
+    """Seconds between two beats of one agent that look for damage in the store, in a cluster of so many nodes. Every
+    second beat of a small cluster does."""
+    return max(2 * timing.heartbeat, min(nodes * LOOK_PER_NODE, LOOK_MOST * _longest(timing)))
+
+
+def _longest(timing: Timing) -> float:
+    """Seconds between two beats at the most: the fence of what was read with one is later, so that an agent at rest may
+    start workers at any time."""
+    return timing.lease - 2 * timing.heartbeat
 
 
 SHARE = 0.25

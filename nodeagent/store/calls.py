@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -78,13 +78,16 @@ class Calls:
         self._commands, self._waits, self._replicas = commands, waits, replicas
         self._reads, self._changes = reads or commands, changes or commands
 
-    async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
+    async def step(
+        self, name: str, arguments: dict[str, object], acted_on: ActedOn = never, words: Sequence[str] = ()
+    ) -> Any:
         """Run a script. Returns its reply without the flag for success; raises StoreRefusedError with its reason, and
-        StepFailedError if it is the script that fails."""
+        StepFailedError if it is the script that fails. ``words``: what its usual case reads without decoding the
+        arguments."""
         text = codec.encode(arguments)
         async with self.changing() if name in CALLERS_STEPS else self.link() as link:
             try:
-                found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
+                found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text, *words)
             except ReplyError as error:
                 if error.is_damage:  # the next call must not fail too; this one has failed all the same
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")

@@ -64,6 +64,7 @@ from nodeagent.store.scripts import (
     load,
     never,
     timing_arguments,
+    usual_beat_words,
     who,
 )
 from nodeagent.store.wire import LONGEST_ENTRIES, Reached, readable
@@ -99,10 +100,10 @@ QUEUES = "queues"
 """The record of the queues."""
 WINDOWS = "windows"
 """The record of the maintenance windows."""
-WHOLE_EACH = 8
-"""Every so many beats, one is no usual case (``_usual_beat.lua``)."""
 NEVER = 2**53
 """A revision above all others."""
+USUAL_REPLY = 5
+"""Parts of the reply of ``_usual_beat.lua``; that of the whole step has more."""
 NEW_RECORD = frozenset({"submit", "read"})
 """Steps that reply with the whole record of a job, not with a difference."""
 
@@ -190,9 +191,13 @@ class RedisStore:
             raise
 
     async def beat(self, beat: Beat) -> BeatReply:
+        arguments = self._beat_arguments(beat)
+        reply = await self._calls.step("beat", arguments, beat_brings_jobs, usual_beat_words(arguments))
+        if len(reply) == USUAL_REPLY:
+            return self._nothing_new(beat, *reply)
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
-        ) = await self._calls.step("beat", self._beat_arguments(beat), beat_brings_jobs)  # fmt: skip
+        ) = reply  # fmt: skip
         if not recovering:
             if beat.rev == 0:
                 self._anew, self._jobs = Base(int(recovery[6]), era), RecordRoom(MOST_JOBS, MOST_OF_JOBS)
@@ -235,6 +240,26 @@ class RedisStore:
                 beyond=self._beyond,
             )
 
+    def _nothing_new(
+        self, beat: Beat, cluster_uid: str, served: str, next_lapse: str, asked: str, event: str
+    ) -> BeatReply:
+        """Of a beat that found everything as its agent knows it."""
+        self._decoder.follow(Base(beat.rev, beat.era), Base(beat.rev, beat.era))
+        with strict():
+            return BeatReply(
+                cluster_uid=cluster_uid,
+                served=int(served),
+                lapsed=(),
+                next_lapse=None if next_lapse == "" else int(next_lapse),
+                rev=beat.rev,
+                event=event,
+                era=beat.era,
+                asked=int(asked),
+                silent=beat.silent,
+                same=True,
+                beyond=self._beyond,
+            )
+
     @property
     def _beyond(self) -> tuple[str, ...]:
         rooms = {"nodes": self._nodes.room, "jobs": self._jobs, "days": self._days}
@@ -250,9 +275,10 @@ class RedisStore:
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
-        arguments["runs"] = [job.model_dump() for job in beat.runs]
-        if beat.runs and beat.seq % WHOLE_EACH == 0:
-            own = beat.runs[beat.seq // WHOLE_EACH % len(beat.runs)]
+        arguments["looks"] = beat.looks
+        arguments["runs"] = [job.model_dump() for job in beat.runs] if beat.looks else []
+        if beat.looks and beat.runs:
+            own = beat.runs[beat.looks % len(beat.runs)]
             if texts := self._decoder.decided_by(own.uid, own.rev, beat.era):
                 arguments["seen"] = {"uid": own.uid, "rev": own.rev, "texts": texts}
         arguments |= {"damaged": beat.damaged, "silent": beat.silent}

@@ -186,6 +186,9 @@ class Beat(Record):
     """Records (``job:<uid>``) of jobs that run here, if they could not be decoded or were reported as removed."""
     silent: str = ""
     """``BeatReply.silent`` of the lists that this agent has."""
+    looks: int = Field(default=0, ge=0)
+    """The number of this agent's look for damage, which chooses the one of ``runs`` that is looked at; 0: it looks for
+    none. The store does not keep the ``seq`` of a beat that neither looks nor brings nor reads anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Reads a script's raw reply; never calls the server.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -28,10 +28,15 @@ WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine
 USUAL = {
     "renew_lease": ("_usual_clock", "_usual_renewal"),
     "ack": ("_take_ack", "_usual_clock", "_usual_ack"),
-    "beat": ("_highest", "_beat", "_usual_clock", "_usual_beat"),
+    "beat": ("_highest", "_look", "_usual_clock", "_usual_beat"),
 }
 """Scripts before the preludes: the last handles the usual case of a step, and needs no prelude."""
-
+OF_EVERY_BEAT = frozenset(
+    {"node", "life", "start", "seq", "rev", "top", "era", "pods", "looks", "runs", "seen", "damaged", "silent", "notes"}
+)
+"""Arguments of a beat that brings nothing but its pods."""
+WHOLE_EACH = 4
+"""Of the beats that look for damage, every so many one is the whole step, which reads all of ``meta``."""
 
 BUILD = 8
 """Letters of the hash that distinguishes two builds of one version."""
@@ -74,6 +79,18 @@ def load(name: str, *, bare: bool = False) -> Script:
 
 def who(node: str, incarnation: Incarnation) -> dict[str, object]:
     return {"node": node, "life": incarnation.life, "start": incarnation.start}
+
+
+def usual_beat_words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """What ``_usual_beat.lua`` reads of a beat with these arguments before it decodes them; nothing for one that brings
+    more than pods, or is to be the whole step."""
+    looks = arguments["looks"]
+    if arguments["notes"] or arguments["damaged"] or not arguments.keys() <= OF_EVERY_BEAT:
+        return ()
+    if arguments["top"] > arguments["rev"] or (looks and looks % WHOLE_EACH == 0):
+        return ()
+    words = tuple(str(arguments[name]) for name in ("rev", "era", "silent", "node"))
+    return (*words, "more") if looks or arguments["pods"] else words
 
 
 def facts_arguments(facts: NodeFacts) -> dict[str, object]:
@@ -127,6 +144,6 @@ def always(_reply: list[Any]) -> bool:
 
 def beat_brings_jobs(reply: list[Any]) -> bool:
     """An agent may start or stop workers because of records in a beat's reply. The renewal of the lease itself needs no
-    replicas: a new primary replaces it by an amnesty."""
-    _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
+    replicas: a new primary replaces it by an amnesty. The reply of the usual case has no records."""
+    records = reply[7] if len(reply) > 7 else []
     return any(key.startswith("job:") for key, *_ in records)

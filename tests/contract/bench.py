@@ -146,9 +146,10 @@ class Bench:
         silent: str = "",
         ahead: dict[str, int] | None = None,
         own: JobRecord | None = None,
+        looks: bool = True,
     ) -> BeatReply:
         """As an agent does, after its lease process has renewed for ``length`` ms. ``own``: a job that runs on the node
-        as its view has it; ``runs``: of which it has only the name."""
+        as its view has it; ``runs``: of which it has only the name. ``looks``: for damage."""
         self._seq[node] = self._seq.get(node, 0) + 1
         life = (incarnation or self.lives[node]).life
         renewed = await self._renew(node, life, await self.era(), length)
@@ -169,6 +170,7 @@ class Bench:
                 damaged=damaged,
                 silent=silent,
                 ahead=ahead or {},
+                looks=self._seq[node] if looks else 0,
             )
         )
         if not renewed:

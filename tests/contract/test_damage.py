@@ -136,7 +136,7 @@ async def test_a_submit_finds_a_record_that_is_missing(bench: Bench) -> None:
 async def test_who_is_about_to_read_a_record_that_is_missing_does_not_read_that_it_was_removed(bench: Bench) -> None:
     """The simulation found it: its view, without the job, was the first to be offered, and the job was lost."""
     await bench.up("n1", "n2")
-    for other in range(30):  # a beat looks at two of all records
+    for other in range(30):  # a beat looks at some of all records
         await bench.submit(f"v{other}", f"other{other}")
     before = await bench.beat("n1")
     await bench.submit()

@@ -42,9 +42,9 @@ def end_life(data: Data, node: str, field: str) -> None:
         data.hset(f"{KEY}nodes", node, "\n".join(lines))
 
 
-def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:
-    """The reply, or the error, in texts."""
-    words = (server.run_id, str(RECORD_VERSION), json.dumps(about))
+def ran(server: Server, source: str, about: dict[str, object], *plain: str) -> list[str]:
+    """The reply, or the error, in texts. ``plain``: words beside the arguments."""
+    words = (server.run_id, str(RECORD_VERSION), json.dumps(about), *plain)
     try:
         return texts(runtime().run(server.data, str(hash(source)), source, (KEY,), words))
     except CommandError as error:

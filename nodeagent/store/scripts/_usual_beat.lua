@@ -1,50 +1,69 @@
--- The one usual case of a beat as a whole, before _clock.lua: of an agent that has read all that there is, brings
--- nothing but its pods, and knows who is silent; no damage, no amnesty. It has the same effect and reply as the rest
--- would have. In every other case it changes nothing, and the rest decides. Each eighth beat is left to the rest, which
--- reads all of `meta`.
-do
-  local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
-  local id, node_key, leases = asked.node, prefix .. 'node:' .. asked.node, prefix .. 'lease'
-  local quiet = asked.rev > 0 and asked.seq % 8 ~= 0 and not (asked.facts or asked.readiness or asked.saved
-    or asked.damaged[1] or asked.notes[1])
-  local served, keep_clock, meta
-  if quiet then
-    served, keep_clock, meta = usual_clock(asked.era, 'rev', 'amnesty', 'lease', 'floor', 'floored', 'asked', 'horizon',
-      'looked', 'cluster_uid', 'event')
+-- The one usual case of a beat as a whole, before _clock.lua: of an agent that has read all that there is, brings nothing
+-- but its pods, knows who is silent, and finds no damage, if it looks for any. Most of these decode no JSON, since they
+-- have plain words: ARGV[4] revision, ARGV[5] era, ARGV[6] silent, ARGV[7] node, and ARGV[8] if it looks or brings pods.
+-- Each step that changes a record raises the store's revision. While that is the agent's, every record is as the agent has
+-- read it, its own node's too, and there is nothing to send: only the ends of leases pass without a step. In every other
+-- case it changes nothing (but which records are looked at next), and the rest decides.
+local function usual_beat()
+  local rev, era, silent, id, prefix = ARGV[4], ARGV[5], ARGV[6], ARGV[7], KEYS[1]
+  local served, keep_clock, meta = usual_clock(era, 'rev', 'amnesty', 'floor', 'floored', 'asked', 'lease',
+    'cluster_uid', 'event')
+  if not served or meta[9] ~= rev or #rev > 15 then
+    return
   end
-  local whole = served and meta[9] and meta[11] and meta[17] and not string.find(meta[17], '[^%w%p]')
-    and string.find(meta[18] or '', '^%d+%-%d+$')
-  for i = 9, 16 do
-    local text = whole and meta[i] or '0'
-    whole = whole and #text <= 15 and string.find(text, '^%d+$')
+  local lease_ms, cluster_uid, event = meta[14] or '', meta[15] or '', meta[16] or ''
+  local amnesty, floor, floored, asked = meta[10] or '0', meta[11] or '0', meta[12] or '0', meta[13] or '0'
+  local texts = table.concat({ amnesty, floor, floored, asked, lease_ms, event }, ' ')
+  if not string.find(texts, '^%d+ %d+ %d+ %d+ %d+ %d+%-%d+$') or not string.find(cluster_uid, '^[%w%p]+$') then
+    return
   end
-  if whole then
-    local revision, amnesty, lease_ms = tonumber(meta[9]), tonumber(meta[10] or '0'), tonumber(meta[11])
-    local floor, floored = tonumber(meta[12] or '0'), tonumber(meta[13] or '0')
-    local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq', 'rev', 'mute')
-    local is_current = node[1] == id and node[2] == asked.life and node[3] ~= '1' and node[4] ~= '1' and not node[8]
-      and node[5] == string.format('%.0f', asked.start) and (tonumber(node[6] or '') or asked.seq) < asked.seq
-    if is_current and asked.rev == revision and asked.top <= revision
-      and revision >= math.max(tonumber(meta[14] or '0'), tonumber(meta[15] or '0'))
-      and redis.call('ZCOUNT', prefix .. 'changes', '(' .. meta[9], '+inf') == 0
-      and served >= amnesty and redis.call('ZSCORE', leases, id)
-      and not (floor > 0 and redis.call('ZCOUNT', leases, '-inf', string.format('(%.0f', floor)) > floored) then
-      local now = string.format('%.0f', served)
-      local count = redis.call('ZCOUNT', leases, '-inf', now)
-      local last = count > 0 and redis.call('ZREVRANGEBYSCORE', leases, now, '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {}
-      local silent = string.format('%.0f', count) .. ' ' .. (last[2] or '') .. ' ' .. asked.era
-      if (count == 0 or silent == asked.silent) and not look_for_damage(asked, prefix, true, node[7]) then
-        keep_clock()
-        redis.call('HSET', node_key, 'seq', string.format('%.0f', asked.seq))
-        for _, pod in ipairs(asked.pods) do
-          redis.call('SET', prefix .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX',
-            string.format('%.0f', math.max(10 * lease_ms, 30000)))
-        end
-        local next_end = next_lease_end(id, prefix, served, false, amnesty, lease_ms, tonumber(meta[6]), floor, count)
-        return { 1, meta[17], now, {}, next_end and string.format('%.0f', next_end - served) or '', meta[9], 0,
-          meta[18], {}, asked.era, 0, string.format('%.0f', tonumber(meta[14] or '0')), '0', {}, {}, 0,
-          silent, silent == asked.silent and 1 or 0, meta[9] }
-      end
+  amnesty, floor, floored, lease_ms = tonumber(amnesty), tonumber(floor), tonumber(floored), tonumber(lease_ms)
+  if served < amnesty or math.max(floored, lease_ms) >= 1e15 or tonumber(asked) > tonumber(rev) then
+    return
+  end
+
+  -- The leases around the place up to which they had ended for the agent. The one before it has ended, and is the one that
+  -- was the last, and the next has not: so just those are silent.
+  local count, last, is_of = string.match(silent, '^(%d+) (%S*) (.*)$')
+  count = tonumber(count)
+  if not count or is_of ~= era then
+    return
+  end
+  local ends = redis.call('ZRANGE', prefix .. 'lease', math.max(count - 1, 0), count + 1, 'WITHSCORES')
+  local next = count > 0 and 3 or 1
+  local first = tonumber(ends[next + 1])
+  if not first or first <= served or count > 0 and (ends[2] ~= last or tonumber(last) > served) then
+    return
+  end
+  -- And no more than that end before `floor` (see `shortened`), which need not follow yet.
+  local credit = tonumber(meta[6])
+  local next_floor = math.min(first, served + lease_ms) - credit
+  if count > floored or first < floor or next_floor > served and next_floor >= floor + credit then
+    return
+  end
+
+  if ARGV[8] then
+    local beat, key = cjson.decode(ARGV[3]), prefix .. 'node:' .. id
+    local node = redis.call('HMGET', key, 'id', 'life', 'start', 'lost', 'left', 'mute', 'seq')
+    if node[1] ~= id or node[2] ~= beat.life or node[3] ~= string.format('%.0f', beat.start) or node[4] == '1'
+      or node[5] == '1' or node[6] or (tonumber(node[7] or '') or beat.seq) >= beat.seq then
+      return
+    end
+    local looked = beat.looks > 0 and redis.call('HGET', prefix .. 'meta', 'looked') or '0'
+    if not string.find(looked, '^%d+$') or #looked > 15 or beat.looks > 0 and look_once(beat, prefix, true) then
+      return
+    end
+    redis.call('HSET', key, 'seq', string.format('%.0f', beat.seq))
+    for _, pod in ipairs(beat.pods) do
+      redis.call('SET', prefix .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX',
+        string.format('%.0f', math.max(10 * lease_ms, 30000)))
     end
   end
+  keep_clock()
+  local other = ends[next + (ends[next] == id and 3 or 1)]
+  return { 1, cluster_uid, string.format('%.0f', served), other and string.format('%.0f', other - served) or '', asked, event }
+end
+local found = ARGV[4] and usual_beat()
+if found then
+  return found
 end

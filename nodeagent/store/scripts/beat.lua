@@ -1,5 +1,6 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---     notes (list of {kind, text}), top, runs (list of {uid, rev, generation}), damaged (list of records), silent,
+--     notes (list of {kind, text}), top, looks (number of its look for damage; 0: it does not look),
+--     runs (list of {uid, rev, generation}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 --     everything), seen? (of one of runs: uid, rev, and texts, by field; '' where there is none)
@@ -40,25 +41,14 @@ for field, name in pairs({ lease = 'lease', credit = 'credit', gap = 'gap', limi
     return refuse('behind', 'somebody wrote another ' .. field .. ' into meta: the agents restore it')
   end
 end
--- Whether somebody wrote over one of the fields that each step of a job decides by, and no difference brings.
-local function other_texts(seen)
-  local fields, other = {}, false
-  for field in pairs(seen.texts) do
-    fields[#fields + 1] = field
-  end
-  local stored = redis.call('HMGET', P .. 'job:' .. seen.uid, 'rev', unpack(fields))
-  for i = 1, #fields do
-    other = other or (stored[i + 1] or '') ~= seen.texts[fields[i]]
-  end
-  return other and tonumber(stored[1] or '') == seen.rev
-end
-
 local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is named
 if served >= recover then
   local damaged = A.damaged
-  local key, or_key = 'lease', nil
-  if redis.call('ZSCORE', LEASE, id) and (strays or not shortened()) then
-    key, or_key = look_for_damage(A, P, A.era == meta.era)
+  local key, or_key = nil, nil
+  if not strays and shortened() then
+    key = 'lease'
+  elseif A.looks > 0 then
+    key, or_key = look_once(A, P, A.era == meta.era)
   end
   damaged[#damaged + 1] = key
   damaged[#damaged + 1] = or_key
@@ -66,9 +56,6 @@ if served >= recover then
     if (tonumber(redis.call('HGET', P .. 'job:' .. uid, 'rev') or '') or rev) < rev then
       damaged[#damaged + 1] = 'job:' .. uid
     end
-  end
-  if A.seen and A.era == meta.era and other_texts(A.seen) then
-    damaged[#damaged + 1] = 'job:' .. A.seen.uid
   end
   if damaged[1] then
     return distrust(damaged)
@@ -217,9 +204,20 @@ if count > 0 and not same then
     gone_now = all
   end
 end
+-- `floor` (see `shortened`), of which `count` leases end before, follows the next end. A step back of the server's clock
+-- may take up to a quarter of credit_ms from an end.
+local function move_floor(first_end)
+  local floor = first_end and math.min(tonumber(first_end), served + lease_ms) - credit_ms or 0
+  if not protected and not strays and floor > served and floor >= tonumber(meta.floor or '0') + credit_ms then
+    redis.call('HSET', META, 'floor', int(floor), 'floored', int(count))
+  end
+end
 local next_end = protected and count > 0 and shelter() or nil
 if not next_end then
-  next_end = next_lease_end(id, P, served, protected or strays, shelter(), lease_ms, credit_ms, tonumber(meta.floor or '0'), count)
+  local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+  local first = later[1] == id and 3 or 1
+  next_end = later[first] and math.max(tonumber(later[first + 1]), shelter()) or nil
+  move_floor(later[2])
 end
 -- Of the stream itself only where nobody has noted it: an entry of any length may be there.
 local newest = redis.call('HGET', META, 'event')

@@ -308,7 +308,7 @@ if A.uids and full then
   for _, uid in ipairs(A.uids) do
     there[uid] = true
   end
-  -- More than there are jobs (as in _beat.lua): none is removed before the names have been made anew.
+  -- More than there are jobs (as in _look.lua): none is removed before the names have been made anew.
   local stored = redis.call('HLEN', NAMES) <= 65536 and redis.call('HVALS', NAMES) or {}
   table.sort(stored)
   for _, uid in ipairs(stored) do

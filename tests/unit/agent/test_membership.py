@@ -126,6 +126,35 @@ async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(
     assert lease.next_lapse is not None
 
 
+class Looked(Away):
+    """Keeps which look for damage each beat was."""
+
+    looks: list[int]
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        self.looks.append(beat.looks)
+        return await super().beat(beat)
+
+
+async def test_each_second_beat_looks_for_damage_and_each_after_one_that_was_not_answered(tmp_path: Path) -> None:
+    """The store keeps no number of one that does not look: the lost one would be taken after it."""
+    clock = Clock()
+    store = Looked(Server(clock.now))
+    store.looks = []
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    for _ in range(4):
+        await lease.beat()
+        clock.at += TIMING.heartbeat
+    store.away = True
+    with pytest.raises(StoreUnavailableError):
+        await lease.beat()
+    store.away = False
+    for _ in range(2):
+        await lease.beat()
+    assert store.looks == [1, 0, 2, 0, 3, 4, 0]
+
+
 @pytest.mark.parametrize("away", [False, True])
 async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_away(tmp_path: Path, away: bool) -> None:
     clock = Clock()

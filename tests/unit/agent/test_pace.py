@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.agent.pace import JITTER, BeatPeriod, WakePace
+from nodeagent.agent.pace import JITTER, BeatPeriod, WakePace, look_period
 from nodeagent.model.timing import Timing
 
 TIMING = Timing()
@@ -27,6 +27,13 @@ def test_each_beat_draws_a_period_anew_and_none_is_shorter_than_a_heartbeat() ->
     assert min(drawn) >= 2.0 * (1 - JITTER)
     assert max(drawn) <= 2.0
     assert max(drawn) - min(drawn) > 0.3
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 1.0), (50, 1.0), (300, 6.0), (800, 16.0), (10_000, 16.0)])
+def test_looks_for_damage_are_seldom_in_a_large_cluster_and_each_second_beat_in_a_small_one(
+    nodes: int, seconds: float
+) -> None:
+    assert look_period(nodes, RESTING) == pytest.approx(seconds)
 
 
 def test_agents_that_beat_together_part() -> None:

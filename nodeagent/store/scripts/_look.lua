@@ -1,16 +1,12 @@
--- What a beat's usual case (_usual_beat.lua) and the whole step share. Needs no prelude.
-
 -- Looks for damage that no step would cause: the first damaged key, and another if either may be at fault; or nil. It
--- checks one thing, the node's own jobs and other records in turn, so its cost does not grow with the number of jobs.
--- One look for each beat: a second call has the result of the first. same_era: the agent has read this era. rev: of the
--- node's record, if the caller has read it.
-local look_for_damage
-do
-  local LOOKED_AT, AT_ONCE, SHARED, MOST_NAMES, MOST_UID = 2, 2000, { 'queues', 'windows' }, 65536, 64
-  local looked, damaged, or_damaged
+-- checks one of the node's own jobs, in turn by the number of the look, and the next few of all records: so its cost does
+-- not grow with the number of jobs. same_era: the agent has read this era. Needs no prelude; its functions are made once
+-- a beat looks.
+local function look_for_damage(asked, prefix, same_era)
+  local LOOKED_AT, AT_ONCE, SHARED, MOST_NAMES, MOST_UID = 8, 2000, { 'queues', 'windows' }, 65536, 64
 
   -- In a job that runs on the node.
-  local function of_job(asked, prefix, same_era, own)
+  local function of_job(own)
     local uid, record, id = own.uid, 'job:' .. own.uid, asked.node
     local job = redis.call('HMGET', prefix .. record, 'uid', 'name', 'rev', 'generation_number', 'holder:' .. id,
       'member:' .. id, 'generation_state', 'generation_id', 'phase')
@@ -53,31 +49,30 @@ do
   end
 
   -- The record is there, and `changes` does not list it: who reads everything anew would take it for removed.
-  local function unlisted(prefix, record, rev)
-    rev = rev or redis.call('HGET', prefix .. record, 'rev')
+  local function unlisted(record)
+    local rev = redis.call('HGET', prefix .. record, 'rev')
     return rev and tonumber(redis.call('ZSCORE', prefix .. 'changes', record) or '-1') ~= tonumber(rev)
   end
 
   -- Some record is there and not listed: who reads everything anew now would take it for removed, and offer that as the
   -- newest view. Each is looked at only if the numbers differ, as they also do while a lost job's name is left. More
   -- names, or longer ones, than there are jobs: somebody wrote them, and the names are made anew.
-  local function cut_short(prefix)
-    local changes, nodes = prefix .. 'changes', prefix .. 'nodes'
-    local copies, names = redis.pcall('HLEN', nodes), redis.call('HLEN', prefix .. 'names')
+  local function cut_short()
+    local copies, names = redis.pcall('HLEN', prefix .. 'nodes'), redis.call('HLEN', prefix .. 'names')
     if names > MOST_NAMES then
       return 'names'
     end
-    if redis.call('ZCARD', changes) >= (tonumber(copies) or 0) + names then
+    if redis.call('ZCARD', prefix .. 'changes') >= (tonumber(copies) or 0) + names then
       return
     end
-    local ids = { job = redis.call('HVALS', prefix .. 'names'), node = tonumber(copies) and redis.call('HKEYS', nodes) or {} }
+    local ids = { job = redis.call('HVALS', prefix .. 'names'), node = tonumber(copies) and redis.call('HKEYS', prefix .. 'nodes') or {} }
     for _, kind in ipairs({ 'job', 'node' }) do
       for _, id in ipairs(ids[kind]) do
         local record = kind .. ':' .. id
         if kind == 'job' and #id > MOST_UID then
           return 'names'
         end
-        if redis.call('EXISTS', prefix .. record) == 1 and not redis.call('ZSCORE', changes, record) then
+        if redis.call('EXISTS', prefix .. record) == 1 and not redis.call('ZSCORE', prefix .. 'changes', record) then
           return 'changes'
         end
       end
@@ -85,18 +80,17 @@ do
   end
 
   -- In the next few of all records: a missing one may belong to no node that could report it.
-  local function of_any(prefix)
-    local changes = prefix .. 'changes'
-    local card = redis.call('ZCARD', changes)
+  local function of_any()
+    local card = redis.call('ZCARD', prefix .. 'changes')
     local from = redis.call('HINCRBY', prefix .. 'meta', 'looked', LOOKED_AT) % (card + #SHARED)
     for at = math.max(from, card) + 1, math.min(from + LOOKED_AT, card + #SHARED) do
       local shared = SHARED[at - card]
-      if unlisted(prefix, shared) then
-        local score = tonumber(redis.call('ZSCORE', changes, shared) or '-1')
+      if unlisted(shared) then
+        local score = tonumber(redis.call('ZSCORE', prefix .. 'changes', shared) or '-1')
         return score > (tonumber(redis.call('HGET', prefix .. shared, 'rev')) or -1) and shared or 'changes'
       end
     end
-    local listed = from < card and redis.call('ZRANGE', changes, from, from + LOOKED_AT - 1, 'WITHSCORES') or {}
+    local listed = from < card and redis.call('ZRANGE', prefix .. 'changes', from, from + LOOKED_AT - 1, 'WITHSCORES') or {}
     for i = 1, #listed, 2 do
       local record = listed[i]
       local kind, name = string.match(record, '^(%a+):(.*)$')
@@ -115,40 +109,49 @@ do
     end
   end
 
-  local function look(asked, prefix, same_era, rev)
-    if unlisted(prefix, 'node:' .. asked.node, rev) then
-      return 'changes'
+  -- Whether somebody wrote over one of the fields that each step of a job decides by, and no difference brings.
+  local function has_other_texts(seen)
+    local fields = {}
+    for field in pairs(seen.texts) do
+      fields[#fields + 1] = field
     end
-    local cut = (asked.rev == 0 or asked.anew) and cut_short(prefix)
-    if cut then
-      return cut
+    local stored, other = redis.call('HMGET', prefix .. 'job:' .. seen.uid, 'rev', unpack(fields)), false
+    for i = 1, #fields do
+      other = other or (stored[i + 1] or '') ~= seen.texts[fields[i]]
     end
-    local own = asked.runs[asked.seq % (#asked.runs + 1)]
-    if own then
-      return of_job(asked, prefix, same_era, own)
-    end
-    return of_any(prefix)
+    return other and tonumber(stored[1] or '') == seen.rev
   end
 
-  function look_for_damage(asked, prefix, same_era, rev)
+  if not redis.call('ZSCORE', prefix .. 'lease', asked.node) then
+    return 'lease'
+  end
+  if unlisted('node:' .. asked.node) then
+    return 'changes'
+  end
+  local own, damaged, or_damaged = asked.runs[asked.looks % math.max(1, #asked.runs) + 1], nil, nil
+  if asked.rev == 0 or asked.anew then
+    damaged = cut_short()
+  end
+  if own and not damaged then
+    damaged, or_damaged = of_job(own)
+  end
+  if asked.seen and same_era and not damaged and has_other_texts(asked.seen) then
+    damaged = 'job:' .. asked.seen.uid
+  end
+  if damaged then
+    return damaged, or_damaged
+  end
+  return of_any()
+end
+
+-- One look for each beat: where its usual case has looked, and found something, the rest is given that.
+local look_once
+do
+  local looked, damaged, or_damaged
+  function look_once(...)
     if not looked then
-      looked, damaged, or_damaged = true, look(asked, prefix, same_era, rev)
+      looked, damaged, or_damaged = true, look_for_damage(...)
     end
     return damaged, or_damaged
   end
-end
-
--- When the next lease of another node ends: served time, or nil. It also moves `floor` (see `shortened`), of which
--- count leases end before.
-local function next_lease_end(id, prefix, served, protected, shelter, lease_ms, credit_ms, floor, count)
-  local later = redis.call('ZRANGEBYSCORE', prefix .. 'lease', string.format('(%.0f', served), '+inf', 'WITHSCORES',
-    'LIMIT', 0, 2)
-  local first = later[1] == id and 3 or 1
-  -- a step back of the server's clock may take up to a quarter of credit_ms from an end
-  local next_floor = later[1] and math.min(tonumber(later[2]), served + lease_ms) - credit_ms or 0
-  if not protected and next_floor > served and next_floor >= floor + credit_ms then
-    redis.call('HSET', prefix .. 'meta', 'floor', string.format('%.0f', next_floor), 'floored',
-      string.format('%.0f', count))
-  end
-  return later[first] and math.max(tonumber(later[first + 1]), shelter) or nil
 end
