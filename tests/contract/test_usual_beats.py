@@ -272,6 +272,11 @@ async def test_a_beat_of_an_agent_that_was_silent_is_no_usual_one() -> None:
     assert hand.server.data.hget(f"{KEY}node:n3", "mute") is None
     after = about(hand, seq=202)
     assert ran(hand.server, USUAL, after, *usual_beat_words(after)) != PASSED_ON
+    hand.server.data.hset(f"{KEY}node:n3", "mute", "1")  # by hand: the revision does not show it, a look does
+    looks = about(hand, seq=203, looks=1)
+    assert ran(hand.server, USUAL, looks, *usual_beat_words(looks)) == PASSED_ON
+    assert ran(hand.server, load("beat").source, looks, *usual_beat_words(looks))[0] == "1"
+    assert hand.server.data.hget(f"{KEY}node:n3", "mute") is None
 
 
 async def test_who_was_not_answered_is_kept_from_writing_late() -> None:
