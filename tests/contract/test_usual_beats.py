@@ -202,6 +202,24 @@ def about(hand: Hand, **more: object) -> dict[str, object]:
     return found | more
 
 
+@pytest.mark.parametrize("field", READ)
+async def test_whatever_somebody_writes_into_meta_a_beat_does_what_the_whole_step_would(field: str) -> None:
+    hand = Hand(random.Random(0))
+    await hand.begin()
+    await hand.bench.beat("n3")
+    beat, kept, passed_on = about(hand), copy.deepcopy(hand.server.data.keys), 0
+    for text in ODD[:2] if field in TIMES else ODD:
+        hand.server.data.keys = copy.deepcopy(kept)
+        hand.server.data.hset(META, field, text)
+        alone = ran(hand.server, USUAL, beat, *usual_beat_words(beat))
+        hand.server.data.keys = copy.deepcopy(kept)
+        hand.server.data.hset(META, field, text)
+        whole = ran(hand.server, WHOLE, beat)
+        assert alone == PASSED_ON or as_whole(alone, beat) == whole, text
+        passed_on += alone == PASSED_ON
+    assert passed_on
+
+
 async def test_only_who_knows_just_the_silent_nodes_has_a_usual_beat() -> None:
     """However many they are."""
     hand = Hand(random.Random(0))

@@ -26,7 +26,7 @@ from tests.sim.test_mute import ENOUGH, spare_that_falls_silent, trains_undistur
 from tests.sim.test_shares import share
 from tests.sim.test_signatures import forged, write
 
-SHORT_ACK = 16
+SHORT_ACK = 15
 """Commands that an acknowledgement in its usual case takes; the whole step takes more."""
 
 

@@ -1,6 +1,7 @@
 -- The one usual case of an acknowledgement as a whole, before _clock.lua: in a large gang that forms, a member that is
 -- neither the first nor the last, has no text of its last pod, and holds the devices that it held. It has the same
--- effect and reply as the rest would have. In every other case it changes nothing, and the rest decides.
+-- effect and reply as the rest would have. In every other case it changes nothing, and the rest decides. It leaves it to
+-- the rest to bound the marks: each member adds a few at the most until a step does that begins or ends a generation.
 do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local key, marks, counted_in = prefix .. 'job:' .. asked.uid, prefix .. 'marks:' .. asked.uid, prefix .. 'counts:' .. asked.uid
@@ -24,13 +25,9 @@ do
     for i = 1, #fields do
       job[fields[i]] = before[i] or nil
     end
-    local counts = redis.call('HMGET', counted_in, 'rev', 'missing', 'holding', 'report', 'last', 'done', 'undone',
-      'freed')
+    local counts = redis.call('HMGET', counted_in, 'rev', 'missing', 'holding')
     local missing, holding = tonumber(counts[2] or ''), tonumber(counts[3] or '')
-    local whole = job.rev and counts[1] == job.rev and missing and holding
-    for i = 4, 8 do
-      whole = whole and tonumber(counts[i] or '')
-    end
+    local whole = job.rev and counts[1] == job.rev and missing and holding -- who wrote this revision wrote all counts
     local member, holder = job[of_member], job[of_holder]
     local follows = member and string.find(member, '"group_rank":[1-9]') -- it is not the first
     local keeps = not holder or holder == member or follows
@@ -41,7 +38,7 @@ do
       and job.generation_number == string.format('%.0f', asked.token.number) and job.generation_state == 'forming'
       and job.phase ~= 'pausing' and not ack.ended and #ack.down == 0 and follows and job[of_missing] == is_ours
       and not job[of_failsafe_member] and keeps
-      and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then
+      and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) then
       take_ack(job, { node = id, group_rank = 1 }, ack)
       job[of_holder] = nil
       if job[of_silent] and cjson.decode(job[of_silent]) == asked.life then
