@@ -13,13 +13,15 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Generation
-from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.faults import MOST_NAMED, final_report
+from nodeagent.plan.cluster import Cluster, natural, some
+from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.setbacks import runtime_failed
 
 ENOUGH = 8
 """Nodes that are tried at most before the job is said to be at fault."""
+MOST_NAMED = 5
+"""Nodes that the reason of the job's end names."""
 PATIENCE = 10.0
 """Seconds from the start of a gang within which podman fails on all nodes, if it is the job's fault."""
 
@@ -43,9 +45,7 @@ def fails_everywhere(cluster: Cluster, job: JobRecord, generation: Generation) -
     if others and len(tried) < ENOUGH:
         return ""
     what, _, why = generation.reports[failed[0]].reason.partition(": ")
-    names = sorted(tried, key=natural)
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    text = f"no node can run it: {what} on {', '.join(names[:MOST_NAMED])}{more}: {why}"
+    text = f"no node can run it: {what} on {some(sorted(tried, key=natural), MOST_NAMED)}: {why}"
     return f"{text}; look at the job's image and binds, or at podman there"
 
 
