@@ -35,6 +35,10 @@ class LockHeldError(Exception):
     """Another agent is the node: it ends just now, or runs on, or hangs. The text says which and what to do."""
 
 
+class NotKeptError(Exception):
+    """Who this agent is cannot be kept just now: the run folder is full, say. The text says where and why."""
+
+
 class _Kept(NamedTuple):
     """What the life file says."""
 
@@ -62,8 +66,16 @@ class Identity:
         """The node that this life is, where the config names another one: nothing of it may go on. Empty otherwise."""
 
     def take(self) -> Incarnation:
-        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, CheckError if
-        a node that is to be called as its machine cannot be, and IdentityError."""
+        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, NotKeptError,
+        which leaves it free for another try, CheckError if a node that is to be called as its machine cannot be, and
+        IdentityError."""
+        try:
+            return self._take()
+        except OSError as error:
+            self.release()
+            raise self._not_kept(error) from error
+
+    def _take(self) -> Incarnation:
         claim(self._file.parent, make=True)
         self._lock = _locked(self._lock_path)
         if self._lock is None:
@@ -85,8 +97,12 @@ class Identity:
         return self.incarnation
 
     def renew(self) -> Incarnation:
-        """A new life: the old one was declared lost, or was another node's. Only when nothing of it runs any more."""
-        self._write(Incarnation(life=secrets.token_hex(8), start=1))
+        """A new life: the old one was declared lost, or was another node's. Only when nothing of it runs any more.
+        Raises NotKeptError."""
+        try:
+            self._write(Incarnation(life=secrets.token_hex(8), start=1))
+        except OSError as error:
+            raise self._not_kept(error) from error
         self.before = ""
         return self.incarnation
 
@@ -95,6 +111,13 @@ class Identity:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _not_kept(self, error: OSError) -> NotKeptError:
+        folder = self._file.parent
+        return NotKeptError(
+            f"who this agent is cannot be kept in {self._file}: {error.strerror}; until it can be, no agent starts "
+            f"here, and after without_agent what runs is stopped. Look at df -h {folder} and df -i {folder}"
+        )
 
     def _read(self) -> _Kept | None:
         try:

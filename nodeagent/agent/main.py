@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
 EXIT_HELD = 75
-"""sysexits' EX_TEMPFAIL: another agent is this node still, here or elsewhere. systemd starts this one again: it is this
-node when the other one has ended."""
+"""sysexits' EX_TEMPFAIL: another agent is this node still, here or elsewhere, or the run folder is full. systemd starts
+this one again: it is this node when the other one has ended, or there is room."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -106,7 +106,7 @@ def run(file: Path | None) -> None:
     prefer()
     import asyncio
 
-    from nodeagent.agent.identity import LockHeldError
+    from nodeagent.agent.identity import LockHeldError, NotKeptError
     from nodeagent.agent.membership import IdTakenError
     from nodeagent.agent.serve import serve
     from nodeagent.osutil.stderr import lossy_stderr
@@ -117,7 +117,7 @@ def run(file: Path | None) -> None:
     code = 0
     try:
         asyncio.run(serve(config, lambda: load_config(file, os.environ)))
-    except* (LockHeldError, IdTakenError) as group:
+    except* (LockHeldError, NotKeptError, IdTakenError) as group:
         _echo(group)
         code = EXIT_HELD
     except* _hopeless() as group:

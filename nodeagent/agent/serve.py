@@ -28,7 +28,7 @@ from nodeagent.agent import systemd
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.gauges import MetricsPage
-from nodeagent.agent.identity import Identity, LockHeldError, claim
+from nodeagent.agent.identity import Identity, LockHeldError, NotKeptError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
 from nodeagent.agent.machine import Meter, find_address, node_facts
@@ -67,8 +67,8 @@ LOGS_LIMIT = 1.0
 """Seconds for a look at the folder of logs, until the agent starts without having seen it: running workers need none of
 it, and the lease process looks after them for ``without_agent`` only."""
 HELD_LIMIT = 5.0
-"""Seconds for another agent of this node to end. Also the pause between two starts while it does not: systemd waits
-for a tenth of a second only."""
+"""Seconds for another agent of this node to end, or for room in the run folder. Also the pause between two starts while
+neither comes: systemd waits for a tenth of a second only."""
 HELD_LOOK = 0.1
 """Seconds between two tries to take its place."""
 LEAVE_MARGIN = 10.0
@@ -183,14 +183,14 @@ async def claim_logs(path: Path, how: Callable[[Path], None] = claim) -> asyncio
 
 async def take_in_turn(identity: Identity) -> None:
     """Takes the identity, from an agent that ends just now if there is one. Raises LockHeldError if that does not end
-    in time, and IdentityError."""
+    in time, NotKeptError if it could not be kept for so long, and what else ``take`` raises."""
     loop = asyncio.get_running_loop()
     until = loop.time() + HELD_LIMIT
     while True:
         try:
             identity.take()
             return
-        except LockHeldError:
+        except (LockHeldError, NotKeptError):
             if loop.time() > until:
                 raise
         await asyncio.sleep(HELD_LOOK)

@@ -55,9 +55,9 @@ async def test_all_that_earlier_pods_left_is_removed_while_the_node_is_ready(tmp
 
 
 async def test_what_a_killed_worker_left_is_removed_in_silence_before_the_next(tmp_path: Path) -> None:
-    said = f'echo "$@" >>{tmp_path}/asked; case "$*" in rm*|*--replace*) echo nodeagent-1-0; echo no >&2;; esac'
+    words = f'echo "$@" >>{tmp_path}/asked; case "$*" in rm*|*--replace*) echo nodeagent-1-0; echo no >&2;; esac'
     async with open_bench(tmp_path) as bench:
-        await bench.ready(contained(tmp_path, f'{said}; case "$*" in *" run "*) echo mine;; esac'))
+        await bench.ready(contained(tmp_path, f'{words}; case "$*" in *" run "*) echo mine;; esac'))
         await bench.run()
         await bench.printed("mine")
         assert bench.output(stream="stderr") == []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.identity import Identity, IdentityError, NotOurFolderError, check, own
+from nodeagent.agent.identity import Identity, IdentityError, NotKeptError, NotOurFolderError, check, own
 from nodeagent.ctl import client
 from nodeagent.ctl.terminal import NoAgentError
+from nodeagent.model.node import Incarnation
 
 STRANGER = 4711
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a stranger")
@@ -22,6 +25,16 @@ def common(tmp_path: Path) -> Path:
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of its own, to be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_missing_folder_is_made(common: Path) -> None:
@@ -69,8 +82,24 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "agent.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(NotKeptError, match="symbolic"):
         Identity(tmp_path / "run", "boot", None, "n1").take()
+
+
+@as_root
+def test_a_full_folder_is_named_and_the_life_is_kept_once_there_is_room(small_disk: Path) -> None:
+    identity = Identity(small_disk / "run", "boot", None, "n1")
+    first = identity.take()
+    identity.release()
+    with (small_disk / "filled").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 4096)
+    for begin in (identity.take, identity.take, identity.renew):  # the lock is free for the next try
+        with pytest.raises(NotKeptError, match=rf"{small_disk}/run/life\.json: No space left on device; .*df -h"):
+            begin()
+    (small_disk / "filled").unlink()
+    assert identity.take() == Incarnation(life=first.life, start=2)
+    identity.release()
 
 
 @as_root

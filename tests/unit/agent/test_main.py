@@ -59,6 +59,20 @@ main.main(["run", "--config", {str(file)!r}])
     assert (result.returncode, result.stderr) == (EXIT_HELD, "nodeagent: node id n1 is held by an agent at n2\n")
 
 
+def test_a_run_folder_without_room_is_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "nodeagent.yaml"
+    file.write_text("node: {id: n1}\n")
+    code = f"""
+from nodeagent.agent import identity, main, serve
+async def full(*_):
+    raise identity.NotKeptError("it cannot be kept")
+serve.serve = full
+main.main(["run", "--config", {str(file)!r}])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (EXIT_HELD, "nodeagent: it cannot be kept\n")
+
+
 def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
     file, tokens, cert = (tmp_path / name for name in ("nodeagent.yaml", "tokens.yaml", "api.pem"))
     file.write_text(f"api: {{tokens: {tokens}, tls: {{cert: {cert}}}}}\n")

@@ -10,8 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.agent import serve
-from nodeagent.agent.identity import Identity, IdentityError, LockHeldError
+from nodeagent.agent.identity import Identity, IdentityError, LockHeldError, NotKeptError
 from nodeagent.agent.serve import claim_logs, take_in_turn
+from nodeagent.model.node import Incarnation
 
 BOUND = 20.0
 
@@ -85,6 +86,30 @@ async def test_an_agent_takes_the_place_of_one_that_ends(tmp_path: Path) -> None
     await take_in_turn(second)
     assert second.incarnation.start == 2
     second.release()
+
+
+class Full(Identity):
+    """Of a run folder that has room at the third try."""
+
+    tries = 0
+
+    def take(self) -> Incarnation:
+        self.tries += 1
+        if self.tries < 3:
+            raise NotKeptError("No space left")
+        return super().take()
+
+
+async def test_a_run_folder_that_is_full_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = Full(tmp_path / "run", "boot-1", None, "n1")
+    await take_in_turn(identity)
+    assert identity.incarnation.start == 1
+    identity.release()
+    monkeypatch.setattr(serve, "HELD_LIMIT", -1.0)
+    with pytest.raises(NotKeptError, match="No space left"):
+        await take_in_turn(Full(tmp_path / "run", "boot-1", None, "n1"))
 
 
 async def test_one_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
