@@ -162,9 +162,9 @@ def setbacks_json(job: JobRecord, cluster: Cluster) -> list[Json]:
     """Nodes that the job goes on without for now, since they were no good to it: what each did
     (``text``), and in how many seconds of served time it is tried again (``left``)."""
     found = left_out(job, cluster.nodes, cluster.served) if job.phase not in TERMINAL else {}
+    left = {n: max(0, until - cluster.served) / 1000 for n, (_, until) in found.items()}
     return [
-        {"node": n, "text": in_words(found[n][0]), "left": round(max(0, found[n][1] - cluster.served) / 1000, 1)}
-        for n in sorted(found, key=natural)
+        {"node": n, "text": in_words(job, found[n][0]), "left": round(left[n], 1)} for n in sorted(found, key=natural)
     ]
 
 

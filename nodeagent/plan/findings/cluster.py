@@ -386,7 +386,7 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
         for name, (late, until) in sorted(left_out(job, cluster.nodes, cluster.served).items()):
             if cluster.live(name):
                 left = (until - cluster.served) / 1000
-                what = f"{in_words(late)}: job {job.name} goes on without it, and tries it again in {left:.0f} s"
+                what = f"{in_words(job, late)}: job {job.name} goes on without it, and tries it again in {left:.0f} s"
                 yield f"node/{name}", _warning(what, _after_setback(cluster.nodes[name], job, late))
         for name, ready in unfit.get(job.uid, ()):
             what = "lead" if ready.portless and not job.spec.several else "run"

@@ -179,7 +179,7 @@ def _lacks(cluster: Cluster, job: JobRecord, room: Room, wall: float) -> str:
             text = _missing(cluster, job, room, choose(cluster, job, target))
         else:
             text = needs(job.spec.nodes.min, room.fit) + (f", {room.pending} could get ready" if room.pending else "")
-            if has_portless(cluster, job):  # somebody may have done that on purpose
+            if has_portless(cluster, job) or any(one.kind == "runtime" for one in job.setbacks):  # a person mends it
                 text += f": {place(cluster, job).wrong}"
     if (estimate := heldback.start_estimate(cluster, job)) is not None:
         text += f"; {heldback.starts_by(cluster, estimate, wall)}"

@@ -128,10 +128,12 @@ def grows_at(job: JobRecord, served: int) -> int:
     return at if served < at else 0
 
 
-def in_words(one: Setback) -> str:
+def in_words(job: JobRecord, one: Setback) -> str:
     """What the node did, as what follows its name."""
     often = {1: "", 2: " twice in a row"}.get(one.times, f" {one.times} times in a row")
-    return f"{KINDS[one.kind].words}{often}"
+    known = [e for e in job.budget.values() if e.kind == "runtime_failed" and e.node == one.node]
+    last = max(known, key=lambda e: e.at, default=None) if one.kind == "runtime" else None
+    return f"{KINDS[one.kind].words}{often}" + (f" ({last.text})" if last is not None else "")
 
 
 def remembered(
@@ -263,7 +265,7 @@ def _mark(nodes: Mapping[str, NodeRecord], jobs: tuple[JobRecord, ...], served: 
     marks, ends = dict[str, dict[str, str]](), list[int]()
     for job in jobs:
         for node, (one, until) in left_out(job, nodes, served).items():
-            marks.setdefault(node, {})[job.uid] = f"{in_words(one)}: it is tried again later"
+            marks.setdefault(node, {})[job.uid] = f"{in_words(job, one)}: it is tried again later"
             ends.append(until)
     if before is not None and before.nodes is nodes and before.marks == marks:
         return _Marks(nodes, jobs, served, marks, Marked(before.marked.nodes, min(ends, default=0)))
