@@ -202,12 +202,12 @@ def about(hand: Hand, **more: object) -> dict[str, object]:
     return found | more
 
 
-@pytest.mark.parametrize("field", READ)
+@pytest.mark.parametrize("field", (*READ, "looked"))
 async def test_whatever_somebody_writes_into_meta_a_beat_does_what_the_whole_step_would(field: str) -> None:
     hand = Hand(random.Random(0))
     await hand.begin()
     await hand.bench.beat("n3")
-    beat, kept, passed_on = about(hand), copy.deepcopy(hand.server.data.keys), 0
+    beat, kept, passed_on = about(hand, looks=1), copy.deepcopy(hand.server.data.keys), 0
     for text in ODD[:2] if field in TIMES else ODD:
         hand.server.data.keys = copy.deepcopy(kept)
         hand.server.data.hset(META, field, text)
