@@ -27,6 +27,7 @@ from nodeagent.store.base import KeyMark, StoreRefusedError, StoreUnavailableErr
 from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
+from nodeagent.store.scripts import WHOLE_EACH
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench, facts, refused
 from tests.inprocess.lease import Words
@@ -34,6 +35,8 @@ from tests.inprocess.lease import Words
 pytestmark = pytest.mark.redis
 TIMING = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.8)
 """A lease outlives what a busy machine lets these processes wait for a turn."""
+LOOKS = WHOLE_EACH
+"""Of each node: after these, what is only looked for in turn has been."""
 BOUND = 15.0
 """Seconds that anything is waited for."""
 
@@ -112,8 +115,10 @@ class Cluster:
 
     async def until_whole(self, before: JobRecord) -> None:
         async with asyncio.timeout(BOUND):
-            for _ in range(12):  # what is only looked for in turn has been by then
+            looks = [lease._looks + LOOKS for lease in self.leases]
+            while any(lease._looks < after for lease, after in zip(self.leases, looks, strict=True)):
                 await self.beats()
+                await asyncio.sleep(TIMING.heartbeat)
             while not await self.whole(before):  # noqa: ASYNC110 - it asks a server
                 await asyncio.sleep(TIMING.heartbeat)
 
