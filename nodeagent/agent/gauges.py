@@ -71,7 +71,7 @@ def node_state(node: NodeRecord, cluster: Cluster, busy: Container[str] | None =
             "its lease has lapsed; it is not declared lost: no job has needed its place, or one waits for it" + kept,
         )
     if node.mute and not node.facts.restarting:
-        return "mute", f"its agent is silent: no new work until it speaks again{kept}"
+        return "mute", f"its agent is silent or cut off from the store: no new work until it is back{kept}"
     if node.reserved is not None and node.reserved.leaves:
         return "reserved", node.reserved.text + kept
     if node.facts.notice is not None:

@@ -79,8 +79,8 @@ class LeaseProcess(Protocol):
     def wake(self) -> None:
         """There is a new grant file, or the store answers again."""
 
-    def alive(self) -> None:
-        """The agent is there."""
+    def alive(self, cut_off: bool) -> None:
+        """The agent is there. ``cut_off``: the store has not answered what it asked last."""
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         """By this it asks for failsafe time, and lends it, from now on. False if the order cannot be written: then it
@@ -172,8 +172,8 @@ class LocalLeaseProcess:
     def wake(self) -> None:
         self._send({})
 
-    def alive(self) -> None:
-        self._send({"alive": True})
+    def alive(self, cut_off: bool) -> None:
+        self._send({"alive": True, "cut_off": True} if cut_off else {"alive": True})
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._known = Table(self._boot, self._node, life, leaving, jobs)

@@ -258,7 +258,7 @@ class Agent:
             started = self._clock.now()
             self.advert.date_health()
             if not self._lease.lost:  # or workers that do not end would keep the lease of a life that is over
-                self._process.alive()
+                self._process.alive(cut_off=self._lease.away_since is not None)
             self.advert.peer(self._process.address())
             self.advert.date_notice()
             self._host.ping()
@@ -348,7 +348,7 @@ class Agent:
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that is over still run here")
             self._lease.renew_life()
-            self._process.alive()
+            self._process.alive(cut_off=False)
             self.advert.vouch()
         await self._lease.join()
         self.joined.set()

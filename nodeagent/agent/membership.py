@@ -254,8 +254,10 @@ class Membership:
         more, offers = True, 0
         self.next_lapse = None  # old news until it is answered: waiting for it would ask without a pause
         while more:
+            returns = self.away_since is not None
             try:
-                more = (await self._beat()).more
+                reply = await self._beat()
+                more = reply.more or (returns and self._overwritten("mute", False))
             except StoreRefusedError as refusal:
                 offers += 1
                 if refusal.code != "behind" or offers > OFFERS:
@@ -310,6 +312,7 @@ class Membership:
             damaged=self._damaged(),
             silent=self._snapshot.silent,
             looks=self._look(sent),
+            unanswered=self.away_since is not None,
         )
         self._answered = False
         try:
@@ -438,6 +441,7 @@ class Membership:
         """The store does, whatever it says."""
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
+            self._process.alive(cut_off=False)
             self._process.wake()
             self.away_since, self.unusable = None, ""
 

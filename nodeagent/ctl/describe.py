@@ -48,7 +48,8 @@ NEXT = {
     "drained": "work on it; then let it take work again: nodeagentctl uncordon {name}",
     "leaving": "nothing: its work moves to other nodes; when it is gone for good: nodeagentctl forget {name}",
     "reserved": "nothing: it takes work again when the window is over; sooner: nodeagentctl reserve delete ID",
-    "mute": "see whether its agent runs there: systemctl status nodeagent",
+    "mute": "see whether its agent runs there, and why the store does not answer it: systemctl status nodeagent, "
+    "journalctl -u nodeagent",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
     "permanently down, and a job waits for it: nodeagentctl forget {name}",
     "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life; "

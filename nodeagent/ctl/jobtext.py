@@ -534,7 +534,7 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
     if few:
         return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
     if way["mute"]:
-        return f"see whether the agent of {way['mute'][0]} runs there: systemctl status nodeagent"
+        return f"see whether the agent of {way['mute'][0]} runs there and reaches the store: systemctl status nodeagent"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
     if way["unfit"] and way["fit"] + way["pending"] + way["unfit"] >= (way["needs"] or 1):

@@ -3,10 +3,12 @@ it.
 
 | state | the agent speaks | it is silent | renewed | refused | a job waits for it |
 |---|---|---|---|---|---|
-| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence: let it go |
+| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence (*): let it go |
 | stopping (workers end in order) | stop on | stop on | grant | lost | let it go |
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
+
+(*) or after one in which the store answered this process, and not the agent, which speaks: it is cut off.
 
 Stopping and giving up end with the lease given back, once no worker can run (the shims have reported it, or their time
 and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. So does letting go of one
@@ -32,6 +34,7 @@ NOBODY_WAITS: Mapping[str, int] = {}
 MOMENT = 0.001
 """Seconds after which something that was due is over."""
 NO_PROMISES = Promises("", float("-inf"), True, {})
+NEVER = float("inf")
 
 
 class Departure(NamedTuple):
@@ -79,7 +82,9 @@ class Core:
         """What this node has promised others, as it is written down."""
         self._estranged = False
         """The store's last answer is of another era than the agent's last order."""
-        self._agent_seen = now
+        self._agent_seen = self._agent_reached = now
+        self._answered_since = NEVER
+        """When the first of the renewals was sent that have been answered in time since one was not."""
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
         """Pods whose time is not the node's alone: lent by failsafe members, or granted before this process started."""
@@ -126,9 +131,11 @@ class Core:
         if old != order:
             self._next = now
 
-    def agent_seen(self, now: float) -> None:
-        """The agent speaks."""
+    def agent_seen(self, now: float, cut_off: bool = False) -> None:
+        """The agent speaks. ``cut_off``: the store has not answered what it asked last."""
         self._agent_seen = now
+        if not cut_off:
+            self._agent_reached = now
 
     def urge(self, now: float) -> None:
         """Something is new: a store that was away may answer again."""
@@ -145,10 +152,14 @@ class Core:
         order = self._require_order()
         if sent < self.renewed or self._is_anothers(order):
             return  # a later one has been answered, or one of another node
+        if now > sent + order.timeout:  # an agent would not have waited for it
+            self._answered_since = NEVER
+        else:
+            self._answered_since = min(sent, self._answered_since)
         self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
         self._estranged = False
         self._next = max(now, sent + order.heartbeat)
-        asks_from = self._agent_seen + order.lease + MOMENT
+        asks_from = self._asks_from() + MOMENT
         if now < asks_from < self._next:  # somebody may wait for this node: not a heartbeat longer than must be
             self._next = asks_from
         if self.asks(now) and self.state in ("holding", "stopping"):
@@ -166,6 +177,7 @@ class Core:
             return  # a later renewal has been answered
         self.away = why
         self._estranged = code in FOREIGN or (self._estranged and not code)
+        self._answered_since = NEVER
         self._next = self._lets_go_at = max(now + order.heartbeat / 4, sent + order.heartbeat)
 
     def refused(self, why: str) -> None:
@@ -239,8 +251,9 @@ class Core:
         return self._until if self.state in ("holding", "stopping", "lost") else 0.0
 
     def asks(self, now: float) -> bool:
-        """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
-        return now - self._agent_seen > self._require_order().lease
+        """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent, or cut
+        off from the store."""
+        return now > self._asks_from()
 
     def may_borrow(self, now: float) -> bool:
         """Whether failsafe members may be asked for time. Not on the way out; nor where the store has lost writes and
@@ -252,6 +265,11 @@ class Core:
     def _is_anothers(self, order: LeaseOrder) -> bool:
         """Whether it names another node than the one whose life it is."""
         return order.node != self._owner[1]
+
+    def _asks_from(self) -> float:
+        """A store that answers nobody on this node is no reason: the agent has a lease from its first answer to us."""
+        reached = max(self._agent_reached, self._answered_since)
+        return min(self._agent_seen, reached) + self._require_order().lease
 
     def _uids(self) -> Mapping[str, str]:
         """Of the pods that it has withdrawn from, by key."""

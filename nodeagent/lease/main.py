@@ -251,6 +251,8 @@ class Process:
                 return urgent
             now = boottime()
             match _word(data):
+                case {"alive": True, "cut_off": True}:
+                    self._core.agent_seen(now, cut_off=True)
                 case {"alive": True}:
                     self._core.agent_seen(now)
                 case {**rest} if not rest:
@@ -383,7 +385,8 @@ class Process:
         before, self._withdrawn = self._withdrawn, self._core.withdrawn
         for uid, one in self._withdrawn.jobs.items():
             if before.jobs.get(uid) != one:
-                what = "nothing runs, and the store knows" if one.over else "its agent is silent, and the job waits"
+                decided = "its agent is silent or cut off from the store, and the job waits"
+                what = "nothing runs, and the store knows" if one.over else decided
                 note(f"lets go of generation {one.number} of job {uid}: {what}")
 
     def _show_grants(self) -> None:

@@ -1,5 +1,5 @@
-"""Jobs that this node lets go of while its agent is silent, since they wait for it: what is taken back, until when, and
-what stays barred. A part of ``core``; pure.
+"""Jobs that this node lets go of while its agent is silent or cut off, since they wait for it: what is taken back,
+until when, and what stays barred. A part of ``core``; pure.
 
 The agent of another member has found a fault, and the job's next generation cannot begin before this node runs nothing
 of the one before. So the time of that job's pod is taken back, and of no other; when nothing of it can run any more the

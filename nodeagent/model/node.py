@@ -200,7 +200,8 @@ class NodeRecord(Record):
     """Served time (ms) at which this life joined."""
     facts: NodeFacts
     mute: bool = False
-    """Its agent has been silent for longer than a lease, while its lease process renews: no new work for this node."""
+    """For longer than a lease its agent has been silent, or the store has answered its lease process alone: no new work
+    for this node."""
     cordon: Cordon | None = None
     readiness: dict[str, Readiness] = {}
     """Job uid to readiness, for jobs this node prepares or runs."""

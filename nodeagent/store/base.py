@@ -163,8 +163,8 @@ class Store(Protocol):
         record. A view is not this store's if its revision is beyond the store's, or if its era is neither this era nor
         the one that this era continues (up to ``rev``). Refused unless the whole incarnation is current
         (``not_current``), not lost or left (``lost``), seq newer (``stale``). A life that lapsed but is not lost is
-        renewed. A node that was ``mute`` is so no more (event AgentBack). Unchanged facts or
-        readiness raise no revision; ``saved`` never raises one."""
+        renewed. A node that was ``mute`` is so no more (event AgentBack), unless the beat is ``unanswered``. Unchanged
+        facts or readiness raise no revision; ``saved`` never raises one."""
         ...
 
     async def restore(self, offer: StoreCopy) -> Restored:

@@ -283,6 +283,8 @@ class RedisStore:
                 arguments["seen"] = {"uid": own.uid, "rev": own.rev, "texts": texts}
         arguments |= {"damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
+        if beat.unanswered:
+            arguments["unanswered"] = True
         if beat.ahead:
             arguments["ahead"] = beat.ahead
         if beat.rev == 0:

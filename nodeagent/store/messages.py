@@ -189,6 +189,8 @@ class Beat(Record):
     looks: int = Field(default=0, ge=0)
     """The number of this agent's look for damage, which chooses the one of ``runs`` that is looked at; 0: it looks for
     none. The store does not keep the ``seq`` of a beat that neither looks nor brings nor reads anything."""
+    unanswered: bool = False
+    """What the agent asked before was not answered, and perhaps no answer reaches it: its node stays ``mute``."""
 
 
 @dataclass(frozen=True, slots=True)

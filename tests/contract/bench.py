@@ -147,6 +147,7 @@ class Bench:
         ahead: dict[str, int] | None = None,
         own: JobRecord | None = None,
         looks: bool = True,
+        unanswered: bool = False,
     ) -> BeatReply:
         """As an agent does, after its lease process has renewed for ``length`` ms. ``own``: a job that runs on the node
         as its view has it; ``runs``: of which it has only the name. ``looks``: for damage."""
@@ -169,6 +170,7 @@ class Bench:
                 runs=(*(OwnJob(uid=uid) for uid in runs), *([as_own(own)] if own is not None else [])),
                 damaged=damaged,
                 silent=silent,
+                unanswered=unanswered,
                 ahead=ahead or {},
                 looks=self._seq[node] if looks else 0,
             )
@@ -177,10 +179,10 @@ class Bench:
             await self._renew(node, life, reply.era, length)
         return reply
 
-    async def only_beat(self, node: str, store: Store | None = None) -> BeatReply:
+    async def only_beat(self, node: str, store: Store | None = None, *, unanswered: bool = False) -> BeatReply:
         """As the agent of a node does whose lease process is dead. ``store``: its own client."""
         self._seq[node] = self._seq.get(node, 0) + 1
-        beat = Beat(node=node, incarnation=self.lives[node], seq=self._seq[node], rev=0)
+        beat = Beat(node=node, incarnation=self.lives[node], seq=self._seq[node], rev=0, unanswered=unanswered)
         return await (store or self.store).beat(beat)
 
     async def renew(

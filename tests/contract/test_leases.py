@@ -489,6 +489,20 @@ async def test_a_node_whose_agent_is_silent_is_mute_until_that_speaks(bench: Ben
     assert (await bench.kinds())[2:] == ["AgentSilent", "AgentBack"]
 
 
+async def test_a_beat_of_an_agent_whose_answers_may_be_lost_does_not_end_that(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.renew("n1", asks=True)
+    view = await bench.beat("n2")
+    for _ in range(3):
+        await bench.beat("n1", rev=view.rev, era=view.era, silent=view.silent, unanswered=True)
+    assert (await bench.beat("n2")).rev == view.rev
+    await bench.beat("n1", new_facts=facts("n1", cpu_slots=5), unanswered=True)
+    assert await mute(bench, "n1")
+    await bench.only_beat("n1")
+    assert not await mute(bench, "n1")
+    assert (await bench.kinds())[2:] == ["AgentSilent", "AgentBack"]
+
+
 async def test_what_an_agent_brings_with_the_beat_that_ends_its_silence_is_kept(bench: Bench) -> None:
     await bench.up("n1", "n2")
     await bench.renew("n1", asks=True)

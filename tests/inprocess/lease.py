@@ -47,7 +47,8 @@ class Words:
         self.promised: Promises | None = Promises("", float("-inf"), True, {})
         self.shown = NOT_BRIDGED
         self.reached_at = ""
-        self.alive_reported = 0
+        self.cut_off: list[bool] = []
+        """As said with each word that the agent is there."""
         self.beats: Pulse | None = None
         self.newest = 0
         self.ended = False
@@ -58,8 +59,8 @@ class Words:
     def wake(self) -> None:
         """There is nobody to be woken."""
 
-    def alive(self) -> None:
-        self.alive_reported += 1
+    def alive(self, cut_off: bool) -> None:
+        self.cut_off.append(cut_off)
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         if not self.deaf:

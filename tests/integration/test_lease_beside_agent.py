@@ -360,7 +360,7 @@ async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp
 
     process = LocalLeaseProcess(world.agent.config, NODE, Nowhere(), "", DOOR)
     process.tend(LIFE, 1, "e")
-    for word in (process.wake, process.alive, process.end):
+    for word in (process.wake, lambda: process.alive(cut_off=False), process.end):
         word()
     assert not (world.node.folder / "order.json").exists()
 

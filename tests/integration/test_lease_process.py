@@ -255,6 +255,25 @@ async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node
     assert node.grant().stop_before == 0.0
 
 
+async def test_an_agent_that_says_that_it_is_cut_off_makes_its_node_mute_and_keeps_its_lease(
+    world: World, node: Node
+) -> None:
+    await world.bench.up("n2")
+    world.begin(lease=0.5, promise=0.5, patience=1.0)
+    await node.renewed_again()
+
+    async def mute() -> bool:
+        node.say({"alive": True, "cut_off": True})
+        return any(one.mute for one in (await world.bench.beat("n2")).nodes if one.id == NODE)
+
+    await until(mute)
+    end = boottime() + 2.0
+    while boottime() < end:
+        await mute()
+    assert node.status.state == "holding"
+    assert node.grant().until > boottime()
+
+
 async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
     world.begin()
     await node.renewed_again()
@@ -319,7 +338,8 @@ async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_oth
         assert (await world.generation(job.uid)).holders.keys() == {"n2"}
     assert other.looks and not other.over
     assert (node.status.state, node.grant().barred) == ("holding", 0.0)
-    assert f"lets go of generation 1 of job {job.uid}: its agent is silent, and the job waits" in node.log
+    why = "its agent is silent or cut off from the store, and the job waits"
+    assert f"lets go of generation 1 of job {job.uid}: {why}" in node.log
 
 
 async def test_no_restart_takes_back_that_a_job_is_let_go(world: World, node: Node) -> None:

@@ -214,8 +214,7 @@ def a_silent_agent_is_given_work(patch: pytest.MonkeyPatch) -> None:
 
 def silent_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A beat of an agent that was silent does not clear the mark."""
-    kept = "new.readiness = A.readiness or new.readiness"
-    change(patch, ("new.readiness, new.mute = A.readiness or new.readiness, nil", kept))
+    change(patch, ("new.mute = not is_back and new.mute or nil", ""))
 
 
 def newcomers_are_founders(patch: pytest.MonkeyPatch) -> None:

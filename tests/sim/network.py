@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
-from nodeagent.store.messages import Woken
+from nodeagent.store.messages import BeatReply, Woken
 
 Result = TypeVar("Result")
 
@@ -151,6 +151,10 @@ class StoreThread:
             return None, caught
 
 
+Loss = Literal["nothing", "large replies", "replies", "requests"]
+"""``large replies``: those with jobs, as where a packet of full size does not pass."""
+
+
 class Link:
     """What may happen to the calls of one agent."""
 
@@ -158,6 +162,8 @@ class Link:
         self.rng, self.timeout, self.thread = rng, timeout, thread
         self.cut = False
         self.cut_replies = False
+        self.agent_loses: Loss = "nothing"
+        """What is lost of the agent's calls, while its lease process' go through."""
         self.slow = 0.0
         """Mean extra one-way delay in seconds."""
         self.loss = 0.0
@@ -168,6 +174,7 @@ class Link:
 
     def restore(self) -> None:
         self.cut = self.cut_replies = False
+        self.agent_loses = "nothing"
         self.loss = self.slow = self.twice = 0.0
 
     def delay(self, rng: random.Random) -> float:
@@ -209,20 +216,26 @@ class LinkedStore:
 
     async def _wake(self, after: str, timeout: float, *who: Any) -> Woken:
         await self._gate.passed()
-        if self._link.cut or self._link.cut_replies or self._link.frozen.closed:
+        if self._link.cut or self._link.cut_replies or self._link.frozen.closed or self._loses("replies", "requests"):
             await asyncio.sleep(timeout)
             raise StoreUnavailableError("the link is cut")
         woken: Woken = await self._real.wake(after, timeout, *who)
+        if woken.jobs and self._loses("large replies"):
+            await asyncio.sleep(timeout)
+            raise StoreUnavailableError("the reply was lost")
         await asyncio.sleep(self._link.delay(self._rng))
         await self._gate.passed()
         return woken
+
+    def _loses(self, *what: Loss) -> bool:
+        return self._patience is None and self._link.agent_loses in what
 
     async def _call(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await self._gate.passed()
         link = self._link
         limit = link.timeout if self._patience is None else self._patience
         there = link.delay(self._rng)
-        if link.cut or link.lost(self._rng):
+        if link.cut or self._loses("requests") or link.lost(self._rng):
             await asyncio.sleep(limit)
             await self._gate.passed()
             raise StoreUnavailableError("the request was lost")
@@ -248,7 +261,9 @@ class LinkedStore:
         if link.twice and self._rng.random() < link.twice:
             self._again(real, args, kwargs, self._rng.uniform(0, 30))
         back = link.delay(self._rng)
-        if link.reply_lost(self._rng) or there + back >= limit:
+        large = isinstance(result, BeatReply) and bool(result.jobs)
+        lost = self._loses("replies") or (large and self._loses("large replies"))
+        if lost or link.reply_lost(self._rng) or there + back >= limit:
             await asyncio.sleep(max(0.0, limit - there))
             await self._gate.passed()
             raise StoreUnavailableError("the reply was lost")

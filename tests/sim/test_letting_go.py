@@ -1,13 +1,17 @@
-"""A node whose agent is stuck lets a waiting job go; its agent, lease process or shim dies at each step of that."""
+"""A node whose agent is stuck, or cut off from the store, lets a waiting job go; its agent, lease process or shim dies
+at each step of that."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import get_args
 
 import pytest
 
+from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, Node, SimCluster
+from tests.sim.network import Loss
 from tests.sim.test_directed import running, simulate
 
 pytestmark = pytest.mark.slow
@@ -79,3 +83,71 @@ def test_any_node_may_die_at_any_step_and_the_gang_is_whole_again(
         await running(c, 3)
 
     simulate(4, scenario)
+
+
+# --- its agent lives, and the store answers its lease process alone
+
+
+def kinds(cluster: SimCluster) -> list[str]:
+    return [event.kind for event in cluster.server.state.events if event.kind in ("AgentSilent", "AgentBack")]
+
+
+@pytest.mark.parametrize("lost", [one for one in get_args(Loss) if one != "nothing"])
+def test_a_job_does_not_wait_for_an_agent_that_is_cut_off(lost: Loss) -> None:
+    """Before, it waited for as long as that lasted. The checker sees that nothing runs twice."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        generation = c.job("j").generation
+        assert generation is not None
+        stuck, other = (c.nodes[member.node] for member in generation.ordered()[:2])
+        life = c.server.state.nodes[stuck.name].incarnation.life
+        stuck.link.agent_loses = lost
+        other.machine.worker_ends(UID, 0, signal=9)
+        await c.until(lambda: c.job("j").restarts == 1 and c.whole("j"), 2 * TIMING.lease + 2, "whole again")
+        await asyncio.sleep(AgentConfig().without_agent + TIMING.lease)
+        record = c.server.state.nodes[stuck.name]
+        assert record.mute and there(c, stuck), "it keeps its lease"
+        assert kinds(c) == ["AgentSilent"], "beats whose answers are lost take nothing back"
+        stuck.link.restore()
+        await c.until(lambda: not c.server.state.nodes[stuck.name].mute, 3.0, "its agent is back")
+        await asyncio.sleep(TIMING.lease)
+        assert kinds(c) == ["AgentSilent", "AgentBack"]
+        assert c.server.state.nodes[stuck.name].incarnation.life == life
+        await running(c, 3)
+
+    simulate(4, scenario)
+
+
+def test_a_gang_trains_on_with_a_member_whose_agent_is_cut_off() -> None:
+    """Its lease holds, and its agent looks after its workers: nothing is to be gained by their end."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        before = c.job("j").generation
+        assert before is not None
+        stuck = c.nodes[before.ordered()[0].node]
+        stuck.link.agent_loses = "requests"
+        await asyncio.sleep(2 * AgentConfig().without_agent)
+        assert c.server.state.nodes[stuck.name].mute
+        await running(c, 3)
+        now = c.job("j").generation
+        assert now is not None and now.number == before.number
+
+    simulate(3, scenario)
+
+
+def test_a_store_that_answers_nobody_for_a_while_makes_no_agent_count_as_cut_off() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        c.frozen.close()
+        await asyncio.sleep(3 * TIMING.lease)
+        c.frozen.open()
+        await asyncio.sleep(3 * TIMING.lease)
+        await running(c, 3)
+        assert kinds(c) == []
+
+    simulate(3, scenario)

@@ -163,7 +163,7 @@ def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: flo
         f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, generation), job, size=len(generation.members)
     )
     silent, stopping = lacks.silent, lacks.stopping
-    if mute := {n: f"the agent of {n} is silent" for n in silent if cluster.nodes[n].mute}:
+    if mute := {n: f"the agent of {n} is silent or cut off from the store" for n in silent if cluster.nodes[n].mute}:
         if cluster.behind(job):
             return await_nodes(cluster, "; ".join(mute.values()))
         return _form_again(cluster, job, generation, (), mute)

@@ -455,7 +455,7 @@ _HELD_UP = "again and again a node was no good"
 def _mute(cluster: Cluster, generation: Generation) -> str:
     """Why a gang does not grow now, if a member's agent is silent: it would go on without that one, which trains."""
     mute = [m.node for m in generation.ordered() if (n := cluster.nodes.get(m.node)) is not None and n.mute]
-    return f"the agent of {', '.join(mute)} is silent" if mute else ""
+    return f"the agent of {', '.join(mute)} is silent or cut off from the store" if mute else ""
 
 
 def _regain(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:

@@ -120,5 +120,5 @@ def _may_join(cluster: Cluster, node: str) -> bool:
 
 
 def _can_be_asked(cluster: Cluster, node: str) -> bool:
-    """While its agent is silent a node knows of no new generation, and would say no."""
+    """While its agent is silent or cut off a node knows of no new generation, and would say no."""
     return cluster.live(node) and bool(cluster.nodes[node].facts.peer) and not cluster.nodes[node].mute

@@ -39,7 +39,7 @@ def bar(node: NodeRecord) -> str:
     """Why no work may be given to the node as a whole, beside a cordon: a phrase that follows its name; empty if it
     may."""
     if node.mute:
-        return "gets no new work: its agent is silent"
+        return "gets no new work: its agent is silent or cut off from the store"
     facts = node.facts
     if facts.notice is not None:
         return f"is {facts.notice.text}"

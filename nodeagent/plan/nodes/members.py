@@ -132,7 +132,7 @@ def needed_by(cluster: Cluster, node: str, life: str) -> str:
 
 def order(cluster: Cluster, job: JobRecord) -> list[str]:
     """Proposers in order: live members by rank, then nodes that have the job ready, then all other live nodes. Those
-    whose agents are silent come last."""
+    whose agents are silent or cut off come last."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in in_order(cluster) if n not in members and cluster.live(n)]
     names = [*members, *sorted(rest, key=lambda n: job.uid not in cluster.nodes[n].readiness)]  # stable

@@ -760,7 +760,7 @@ end
 
 -- A node's agent speaks again, and its record says so. All agents decide by that.
 local function agent_back(node)
-  event({ kind = 'AgentBack', node = node, by = node, text = 'the agent of node ' .. node .. ' speaks again' })
+  event({ kind = 'AgentBack', node = node, by = node, text = 'the agent of node ' .. node .. ' is back' })
 end
 
 -- A record or a key differs from what the steps wrote: no step decides anything until the agents have restored what

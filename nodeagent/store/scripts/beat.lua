@@ -3,7 +3,8 @@
 --     runs (list of {uid, rev, generation}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
---     everything), seen? (of one of runs: uid, rev, and texts, by field; '' where there is none)
+--     everything), seen? (of one of runs: uid, rev, and texts, by field; '' where there is none), unanswered? (the
+--     agent had no answer to its last call, and may get none to this one: a mute node stays so)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
 local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
 local SEQ_AHEAD = 60000 -- ms, by which agents number their beats: no beat is so late
@@ -64,15 +65,17 @@ end
 has_called(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
 local rev, more = int(revision), 0
-if A.facts or A.readiness or node.mute then
+local is_back = node.mute and not A.unanswered
+if A.facts or A.readiness or is_back then
   local new = copied(node_read(id))
   if A.facts then
     new.facts, new.address, new.pid = A.facts, A.address, int(A.pid)
   end
-  new.readiness, new.mute = A.readiness or new.readiness, nil
+  new.readiness = A.readiness or new.readiness
+  new.mute = not is_back and new.mute or nil
   node_save(new)
   unannounced()
-  if node.mute then
+  if is_back then
     agent_back(id)
   end
   rev = redis.call('HGET', META, 'rev')

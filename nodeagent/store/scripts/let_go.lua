@@ -1,4 +1,4 @@
--- let_go: node, life, era, uid, number. From a lease process whose agent is silent: of this job's generations up to this
+-- let_go: node, life, era, uid, number. From a lease process whose agent is silent or cut off: of this job's generations up to this
 -- number nothing runs on the node, nor will, and it lends them nothing any more. Replies "uid number".
 local node = node_read(A.node)
 if not node then
@@ -16,7 +16,7 @@ local holder = job and job.active_number == int(A.number) and job['holder:' .. A
 if not holder or cjson.decode(holder).life ~= A.life then -- it has let go, or the job is not there any more
   return done
 end
-local text = A.node .. ' let go of it, since its agent is silent'
+local text = A.node .. ' let go of it, since its agent is silent or cut off from the store'
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then -- who judges waits for its word
   local faults = { last = 0 }
   for _, report in pairs(entries(job, 'last')) do

@@ -35,7 +35,7 @@ def test_the_cordon_of_a_node_that_is_away_is_in_its_reason(
 
 def test_a_node_whose_agent_is_silent_says_so_until_its_lease_lapses() -> None:
     node = make_node("n1", mute=True, cordon=True)
-    why = "its agent is silent: no new work until it speaks again; cordoned: disk (by op)"
+    why = "its agent is silent or cut off from the store: no new work until it is back; cordoned: disk (by op)"
     assert node_state(node, make_cluster([node])) == ("mute", why)
     assert node_state(node, make_cluster([node], lapsed=["n1"]))[0] == "silent"
     facts = node.facts.model_copy(update={"restarting": 1.0})

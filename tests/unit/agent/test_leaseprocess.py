@@ -4,6 +4,8 @@ agent does first with a child that has not begun in time."""
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,8 +19,9 @@ from structlog.testing import capture_logs
 from nodeagent import __version__
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
-from nodeagent.lease.statefiles import lease_folder
+from nodeagent.lease.statefiles import lease_folder, wake_socket
 from nodeagent.osutil import units
+from nodeagent.osutil.linux import bind_private
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
 from tests.descriptors import few_files
 
@@ -125,7 +128,7 @@ async def test_without_a_descriptor_it_is_not_idle_and_what_does_not_reach_it_is
         states = [process.status()[0] for _ in range(2)]
         pulses = [process.pulse() for _ in range(2)]
         for _ in range(2):
-            process.alive()
+            process.alive(cut_off=False)
     assert (states, pulses) == (["holding", "holding"], [None, None])
     assert [line["event"].partition(": ")[0] for line in logs] == [
         "what the lease process grants cannot be read",
@@ -133,8 +136,19 @@ async def test_without_a_descriptor_it_is_not_idle_and_what_does_not_reach_it_is
     ]
     with capture_logs() as logs:
         assert (process.status(), process.pulse()) == (("idle", ""), None)
-        process.alive()  # nobody listens
+        process.alive(cut_off=False)  # nobody listens
     assert logs == []
+
+
+async def test_with_that_it_is_there_the_agent_says_whether_it_is_cut_off(tmp_path: Path) -> None:
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "", cast(Any, None))
+    lease_folder(tmp_path).mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ear:
+        bind_private(ear, wake_socket(lease_folder(tmp_path)))
+        process.alive(cut_off=False)
+        process.alive(cut_off=True)
+        assert [json.loads(ear.recv(100)) for _ in range(2)] == [{"alive": True}, {"alive": True, "cut_off": True}]
 
 
 async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> None:

@@ -258,6 +258,34 @@ async def test_no_beat_goes_in_a_life_that_has_not_joined_yet(tmp_path: Path) ->
     assert lease.incarnation == second
 
 
+async def test_the_first_beat_that_is_answered_again_is_followed_by_one_that_says_so(tmp_path: Path) -> None:
+    """The answer to a beat may be lost, and what it had changed would be taken for the agent's return."""
+    clock, words, asked = Clock(), Words(), list[bool]()
+
+    class Noted(Away):
+        async def beat(self, beat: Beat) -> BeatReply:
+            asked.append(beat.unanswered)
+            return await super().beat(beat)
+
+    store = Noted(Server(clock.now))
+    lease = make_lease(tmp_path, clock, store, "a", words=words)
+    await lease.join()
+    await lease.beat()
+    store.away = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            await lease.beat()
+    store.away = False
+    await renew_lease(store._calls, "n1", "a", await era_of(store._calls), millis(TIMING.lease), asks=True)
+    assert words.cut_off == []
+    await lease.beat()
+    assert asked == [False, False, True, True, False]
+    assert words.cut_off == [False], "the lease process hears it before it renews again"
+    assert not lease.has_news(clock.now())
+    await lease.beat()
+    assert len(asked) == 6
+
+
 async def test_beats_that_wait_while_the_store_is_away_are_not_sent(tmp_path: Path) -> None:
     """Each would cost a timeout. Between one beat's end and the next one's turn none seemed to wait."""
     clock = Clock()

@@ -48,7 +48,7 @@ def step(cluster: Cluster, job: JobRecord) -> str:
     ("nodes", "others", "more", "says"),
     [
         (["n1", make_node("n2", cordon=True)], [], {}, "nodeagentctl uncordon n2"),
-        (["n1", make_node("n2", mute=True)], [], {}, "the agent of n2 runs there: systemctl status nodeagent"),
+        (["n1", make_node("n2", mute=True)], [], {}, "the agent of n2 runs there and reaches the store: systemctl"),
         (["n1"], [], {}, "start more nodes: it needs 2, and of all nodes 1 live"),
         ([make_node("n1", slots=1), make_node("n2", slots=1)], [taken()], {}, "nodes that other jobs hold are free"),
         (["n1", make_node("n2", ready={UID: UNFIT})], [taken()], {}, "correct what Why says of 1 node; the checks"),

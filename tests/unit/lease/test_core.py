@@ -38,8 +38,8 @@ class Run:
         self.now += 0.05
         self.core.answered(self.now - 0.05, self.now, waiting)
 
-    def speak(self) -> None:
-        self.core.agent_seen(self.now)
+    def speak(self, cut_off: bool = False) -> None:
+        self.core.agent_seen(self.now, cut_off)
 
     @property
     def state(self) -> str:
@@ -187,6 +187,67 @@ def test_it_asks_who_waits_for_it_as_soon_as_its_agent_was_silent_for_a_lease() 
     spoken.speak()
     spoken.renew()
     assert spoken.core.due() == 100 + ASKS - 0.3 + ORDER.heartbeat
+
+
+def speaks_cut_off(run: Run, seconds: float, *, late: bool = False) -> None:
+    """For so long the agent says with each renewal that the store does not answer it."""
+    end = run.now + seconds
+    while run.now < end:
+        run.go(max(0.0, run.core.due() - run.now))
+        run.speak(cut_off=True)
+        assert run.look() == "renew"
+        sent = run.now
+        run.go(ORDER.timeout + 0.01 if late else 0.05)
+        run.core.answered(sent, run.now, {UID: 4} if run.core.asks(sent) else {})
+
+
+def test_it_asks_when_its_agent_was_cut_off_for_a_lease_and_does_not_leave_for_it() -> None:
+    run = Run()
+    run.renew()
+    speaks_cut_off(run, ASKS - 2 * ORDER.heartbeat)
+    assert not run.core.withdrawn.jobs
+    assert not run.core.asks(100 + ASKS) and run.core.asks(100 + ASKS + 0.01), "from its last word that it was not"
+    speaks_cut_off(run, 3 * ORDER.heartbeat)
+    assert UID in run.core.withdrawn.jobs
+    speaks_cut_off(run, 2 * ORDER.patience)
+    assert (run.state, run.core.asks(run.now)) == ("holding", True)
+    run.speak()
+    assert not run.core.asks(run.now)
+
+
+def test_a_renewal_goes_in_the_middle_of_a_heartbeat_when_the_agent_has_been_cut_off_for_a_lease() -> None:
+    run = Run()
+    run.go(ASKS - 0.3)
+    run.core.answered(99.9, 100.0)
+    run.speak(cut_off=True)
+    run.renew()
+    assert 100 + ASKS < run.core.due() < 100 + ASKS + 0.01
+
+
+def test_while_the_store_answers_nobody_or_late_an_agent_does_not_count_as_cut_off() -> None:
+    run = Run()
+    run.renew()
+    for _ in range(40):
+        run.go(1.0)
+        run.speak(cut_off=True)
+        run.core.unanswered(run.now, run.now + 0.5, "silence")
+        assert not run.core.asks(run.now)
+    run.go(1.0)
+    speaks_cut_off(run, 2 * ASKS, late=True)
+    assert not run.core.asks(run.now)
+    run.go(max(0.0, run.core.due() - run.now))
+    back = run.now
+    speaks_cut_off(run, ASKS - 2 * ORDER.heartbeat)
+    assert not run.core.asks(back + ASKS) and run.core.asks(back + ASKS + 0.01), "from the first answer on"
+
+
+def test_who_is_cut_off_and_silent_is_waited_for_no_longer() -> None:
+    run = Run()
+    run.renew()
+    speaks_cut_off(run, ORDER.heartbeat)
+    run.go(ORDER.patience + 1)
+    assert run.look() == "renew"
+    assert run.state == "stopping"
 
 
 def test_nothing_is_let_go_for_nobody() -> None:

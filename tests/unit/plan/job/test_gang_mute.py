@@ -35,7 +35,8 @@ from tests.unit.plan.build import (
 
 LATE = NOW + 15_000
 """The deadline of a generation that forms."""
-WHY = "n3 gets no new work: its agent is silent"
+SILENT = "the agent of n3 is silent or cut off from the store"
+WHY = "n3 gets no new work: its agent is silent or cut off from the store"
 
 
 def mute(name: str, **more: object) -> NodeRecord:
@@ -79,7 +80,8 @@ def test_a_job_that_no_other_node_can_run_waits_for_it() -> None:
 def test_a_member_that_trains_stays_and_the_gang_grows_when_its_agent_is_back() -> None:
     job = make_job("running", make_generation(["n1", "n2"]), target=4)
     cluster = make_cluster(["n1", mute("n2"), "n3", "n4"], job)
-    assert takes(cluster) == Decision(None, ("runs on 2 of 4 nodes; n3, n4 joins later: the agent of n2 is silent",))
+    why = "runs on 2 of 4 nodes; n3, n4 joins later: the agent of n2 is silent or cut off from the store"
+    assert takes(cluster) == Decision(None, (why,))
     assert staying(cluster, job) == 2
     back = make_cluster(["n1", "n2", "n3", "n4"], job)
     step = takes(back).step
@@ -94,7 +96,7 @@ def test_after_a_fault_the_gang_goes_on_without_it() -> None:
     step = takes(make_cluster(["n1", mute("n2"), "n3"], job)).step
     assert isinstance(step, Propose)
     assert (set(step.members), step.lost) == ({"n1", "n3"}, ())
-    assert step.outside == {"n2": "n2 gets no new work: its agent is silent"}
+    assert step.outside == {"n2": "n2 gets no new work: its agent is silent or cut off from the store"}
 
 
 @pytest.mark.parametrize("holders", [(), ("n3",)])
@@ -104,7 +106,7 @@ def test_a_forming_generation_does_not_wait_for_its_acknowledgement(holders: Seq
     step = takes(make_cluster(nodes, job)).step
     assert isinstance(step, Propose)
     assert (set(step.members), step.lost, step.spend) == ({"n1", "n2", "n4"}, (), None)
-    assert step.cause.text == "because of join; the agent of n3 is silent"
+    assert step.cause.text == f"because of join; {SILENT}"
     assert step.setbacks is None, "it is as good as before once its agent is back"
     smaller = takes(make_cluster(nodes[:3], job)).step
     assert isinstance(smaller, Propose) and set(smaller.members) == {"n1", "n2"}
@@ -123,7 +125,7 @@ def test_a_gang_that_needs_it_holds_with_the_reason_and_starts_when_its_agent_is
     step = takes(make_cluster(["n1", "n2", mute("n3")], job)).step
     assert isinstance(step, End)
     assert (step.phase, step.lost, step.spend) == ("holding", (), None)
-    assert step.reason == f"because of join; the agent of n3 is silent; holds: needs 3 nodes, 2 fit: {WHY}"
+    assert step.reason == f"because of join; {SILENT}; holds: needs 3 nodes, 2 fit: {WHY}"
     holds = make_job(
         "holding", make_generation(["n1", "n2", "n3"], state="ended"), active=1, spec=make_spec(size=(3, 3))
     )
