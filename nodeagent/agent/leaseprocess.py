@@ -169,6 +169,12 @@ class LocalLeaseProcess:
         self._changed.set()
         self.wake()
 
+    def relocate(self, address: str) -> None:
+        """Others are to ask this node there from now on. Where that cannot be written down, the next ``tend`` tries."""
+        self._door = self._door._replace(address=address)
+        if self._tended and (order := self._order) is not None:
+            self._tend(order.life, order.start, order.era)
+
     def wake(self) -> None:
         self._send({})
 

@@ -35,13 +35,42 @@ def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
         return config.node.address
     if environ.get("POD_IP"):
         return environ["POD_IP"]
+    if routed := routed_address():
+        return routed
+    outward = (a for _, found in sorted(interface_addresses().items()) for a in found if not _is_loopback(a))
+    return next(outward, "127.0.0.1")
+
+
+def is_named(config: AgentConfig, environ: Mapping[str, str]) -> bool:
+    """Somebody says where peers reach this node: it is looked for nowhere else."""
+    return bool(config.node.address or environ.get("POD_IP"))
+
+
+def routed_address() -> str:
+    """The source address of the default route; empty without one, as on a private network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1: chooses a route, sends nothing
             return str(probe.getsockname()[0])
-        except OSError:  # no default route, as on a private network
-            outward = (a for _, found in sorted(interface_addresses().items()) for a in found if not _is_loopback(a))
-            return next(outward, "127.0.0.1")
+        except OSError:
+            return ""
+
+
+def moved_address(address: str, interface: str, interfaces: Mapping[str, Collection[str]], routed: str) -> str:
+    """Where a node is reached whose address was ``address``, which ``interface`` held: the same while it is one of this
+    machine's (``interfaces``) that others can reach; then another of that interface's, else ``routed``, that of the
+    default route. Never one of just any interface: a bridge of containers has an address, too."""
+    if not _is_loopback(address) and interface_of(address, interfaces):
+        return address
+    here = [a for a in interfaces.get(interface, ()) if not _is_loopback(a) and (":" in a) == (":" in address)]
+    if here and routed not in here:
+        return here[0]
+    return routed if routed and not _is_loopback(routed) else address
+
+
+def interface_of(address: str, interfaces: Mapping[str, Collection[str]]) -> str:
+    """Which of them holds it; empty if none does."""
+    return next((name for name, found in sorted(interfaces.items()) if address in found), "")
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
@@ -63,7 +92,7 @@ def gloo_interface(address: str, named: Collection[str], interfaces: Mapping[str
     """
     if _is_loopback(address) or not all(map(_is_loopback, named)):
         return None
-    return next((name for name, found in sorted(interfaces.items()) if address in found), None)
+    return interface_of(address, interfaces) or None
 
 
 def resolve_hostname(name: str, bound: float = RESOLVE_BOUND) -> tuple[str, ...]:

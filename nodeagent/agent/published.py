@@ -186,6 +186,10 @@ class Advert:
         self._https = (url, certificate)
         self.vouch()
 
+    def address(self, address: str, gloo: str | None) -> None:
+        """Where the node is reached, and the interface that gloo has to be given."""
+        self._publish(address=address, gloo_interface=gloo)
+
     def peer(self, address: str) -> None:
         """Where the lease process is asked."""
         if address != self._lease.facts.peer:

@@ -49,6 +49,12 @@ class UdpPeers(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    async def relocate(self, address: str) -> None:
+        """Ask from this address of this node's from now on. Raises OSError."""
+        self.close()
+        self._door = self._door._replace(address=address)
+        await self.listen()
+
     async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
         nonce = secrets.token_hex(16)
         packet = self._seal.sealed(nonce, question)

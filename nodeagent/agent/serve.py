@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +25,14 @@ from structlog.typing import EventDict, WrappedLogger
 
 from nodeagent import __version__, hardware_missing
 from nodeagent.agent import systemd
+from nodeagent.agent.address import AddressWatch, Take, look_again
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.identity import Identity, LockHeldError, NotKeptError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
-from nodeagent.agent.machine import Meter, find_address, node_facts
+from nodeagent.agent.machine import Meter, find_address, is_named, node_facts
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.notice import NoticeWatch
 from nodeagent.agent.published import unchecked
@@ -155,7 +156,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         )
         agent = Agent(config, context, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
-        await _until_ended(agent, process, clock, notifier, MetricsPage(metrics), address, unit, logs)
+        watch = AddressWatch(address, None if is_named(config, os.environ) else look_again)
+        helpers = (process.run, lambda: watch.run(_movers(agent, host, process, peers)))
+        await _until_ended(agent, helpers, clock, notifier, MetricsPage(metrics), watch, unit, logs)
     structlog.get_logger("agent").bind(node=node).info("ended")
 
 
@@ -260,17 +263,30 @@ def _watch_reloads(
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked)
 
 
+def _movers(agent: Agent, host: ShimHost, process: LocalLeaseProcess, peers: UdpPeers) -> Take:
+    """All that has to know where the node is reached, but for https, which waits for the move by itself."""
+
+    async def take(address: str, gloo: str | None) -> None:
+        await peers.relocate(address)
+        process.relocate(address)
+        host.relocate(address)
+        agent.advert.address(address, gloo)
+
+    return take
+
+
 async def _until_ended(
     agent: Agent,
-    process: LocalLeaseProcess,
+    others: Iterable[Callable[[], Coroutine[None, None, None]]],
     clock: Clock,
     notifier: Notifier,
     metrics: MetricsPage,
-    address: str,
+    address: AddressWatch,
     unit: str,
     logs: asyncio.Future[str],
 ) -> None:
-    """The agent and its helpers, until a signal ends them in order, or ``logs`` says that they are another user's."""
+    """The agent and its helpers, ``others`` among them, until a signal ends them in order, or ``logs`` says that they
+    are another user's."""
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end.set)
@@ -291,7 +307,7 @@ async def _until_ended(
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(agent.run(stop))
         helpers = [
-            tasks.create_task(process.run()),
+            *(tasks.create_task(other()) for other in others),
             tasks.create_task(_log_joined(agent, notifier)),
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
@@ -302,7 +318,7 @@ async def _until_ended(
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
         structlog.get_logger("agent").bind(node=agent.node).info(
-            "started", pid=os.getpid(), address=address, version=__version__
+            "started", pid=os.getpid(), address=address.address, version=__version__
         )
         await running
         notifier.stopping()
@@ -335,7 +351,7 @@ def _retention(agent: Agent, clock: Clock) -> Retention:
     return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view)
 
 
-async def _serve_api(agent: Agent, metrics: MetricsPage, address: str, ready: Callable[[], None]) -> None:
+async def _serve_api(agent: Agent, metrics: MetricsPage, address: AddressWatch, ready: Callable[[], None]) -> None:
     """The API, until cancelled; ``ready`` is called when it answers. Imported after the first beat, and in a thread:
     running workers wait for the lease, people can wait."""
 
@@ -351,8 +367,12 @@ async def _serve_api(agent: Agent, metrics: MetricsPage, address: str, ready: Ca
         ready()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.run())
-            tasks.create_task(https_type(agent, metrics, address, agent.advert.https, throttle=server.throttle).run())
-            await asyncio.Event().wait()
+            while True:
+                https = https_type(agent, metrics, address.address, agent.advert.https, throttle=server.throttle)
+                serving = tasks.create_task(https.run())
+                await address.moves()
+                serving.cancel()
+                await asyncio.wait({serving})
 
 
 async def _watch_health(agent: Agent) -> None:

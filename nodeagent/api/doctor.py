@@ -119,14 +119,16 @@ class DoctorRoutes:
         return await asyncio.to_thread(why_not, self.view.config.ports.api)
 
     async def _host(self) -> HostFacts:
-        from nodeagent.agent.machine import find_address
+        from nodeagent.agent.machine import find_address, is_named
         from nodeagent.doctor.machine import Looker
 
         if self._looker is None:
             self._looker = Looker()
         me, config = self.view.me(), self.view.config
-        address = find_address(config, os.environ) if me is None else me.facts.address
-        return await self._looker.look(config, self.view.node, address, None if me is None else len(me.facts.gpus))
+        found = find_address(config, os.environ)
+        address = found if me is None else me.facts.address
+        facts = await self._looker.look(config, self.view.node, address, None if me is None else len(me.facts.gpus))
+        return facts.model_copy(update={"address_now": "" if is_named(config, os.environ) else found})
 
     async def _cluster(self) -> tuple[Placed, ...]:
         cluster = self.view.cluster()

@@ -67,6 +67,8 @@ class HostFacts(Record):
     address: str = ""
     address_problem: str = ""
     """Why workers cannot listen on the address."""
+    address_now: str = ""
+    """What a look finds now; empty if somebody named the address."""
     interface: str = ""
     """``node.data_interface``; empty if it is not set."""
     interface_state: str | None = None

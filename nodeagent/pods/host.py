@@ -169,6 +169,7 @@ class ShimHost:
         later = (await asyncio.wait(found, timeout=ADOPT_LIMIT))[1] if found else ()
         if later:
             log.warning("%d shims are not found yet", len(later))
+        self.relocate(self._address)  # they may be older than it
 
     async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         try:
@@ -213,6 +214,12 @@ class ShimHost:
         status = PodStatus(uid=uid, phase="unfit", reason=text, passing=may_pass)
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
         self.changed.set()
+
+    def relocate(self, address: str) -> None:
+        """The node is reached at this address from now on: what pods hold for their next generation is there."""
+        self._address = address
+        for pod in self._pods.values():
+            pod.command("relocate", address=address)
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
         if uid in self._pods:

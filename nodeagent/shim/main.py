@@ -237,6 +237,13 @@ class Shim:
                 if command["rendezvous"]:
                     self.holder.hold(token, local, self.preparation.fork_server, command["above"])
 
+    def _do_relocate(self, command: Command) -> None:
+        """What is held already stays where it is: the agents know it."""
+        if command["address"] != self.pod["address"]:
+            self.preparation.relocate(command["address"])
+            self.place_ports.search.forget()
+            self.holder.relocate(command["address"])
+
     def _do_start(self, command: Command) -> None:
         token, newest = command["token"], self.promised.newest
         number = token["number"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,16 @@ class Preparation:
     def local_address(self) -> str:
         """The node's address as the checks looked it up; as it is written where they have not."""
         return str(self.checked["local_address"] if self.checked is not None and self.fit else self._pod["address"])
+
+    def relocate(self, address: str) -> None:
+        """The node's address is another one; a name is looked up with new checks."""
+        self._pod["address"] = address
+        if self.checked is None or not self.fit:
+            return
+        if is_number(address):
+            self.checked["local_address"] = address
+        else:
+            self.doubt()
 
     @property
     def folder(self) -> str:
@@ -261,6 +272,15 @@ class Preparation:
         assert self.checked is not None
         found = self.checked
         return Containers(self._pod, self._socket.parent, found["container"], found["base"], found["env_file"])
+
+
+def is_number(address: str) -> bool:
+    """It is an address, which nobody has to look up."""
+    try:
+        socket.getaddrinfo(address, 0, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return True
 
 
 def answer(look: Look, pod: dict[str, Any]) -> None:

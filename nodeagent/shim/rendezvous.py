@@ -113,9 +113,7 @@ class PortSearch:
     def find(self, host: str, count: int = 1, avoid: int = 0, above: int = 0) -> list[socket.socket]:
         """So many sockets as of ``bind_free``. Raises OSError if there are fewer."""
         found: list[socket.socket] = []
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        self.forget()
         try:
             for _ in range(count):
                 found.append(bind_free(host, self._bounds, avoid, above))
@@ -124,8 +122,14 @@ class PortSearch:
             self.lack = str(error)
             self._again = self._loop.after(LOOK_AGAIN, lambda: self._look(host, count, avoid, above))
             raise
-        self.lack = ""
         return found
+
+    def forget(self) -> None:
+        """The last search was at an address that is this node's no more."""
+        self.lack = ""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
 
     def _look(self, host: str, count: int, avoid: int, above: int) -> None:
         before = self.lack
@@ -205,6 +209,12 @@ class Holder:
             self._host_store(held, fork_server)
         else:
             self._ready(store_hosted=False)
+
+    def relocate(self, address: str) -> None:
+        """Where the next ones are held; ``held`` stays."""
+        self._host = address
+        self.search.forget()
+        self._changed()
 
     def starting(self) -> None:
         """The workers start: a port without a store is now rank 0's to bind."""

@@ -354,6 +354,16 @@ async def test_a_password_file_that_hangs_holds_up_no_beat(
     assert set(greetings) == {(("AUTH", "pw"),), (("AUTH", "new"),)}
 
 
+async def test_others_ask_it_where_the_node_is_reached_now(world: World) -> None:
+    """By the same process, which goes on renewing."""
+    pid = await world.up()
+    await world.node.until(lambda: world.agent.process.address().startswith("127.0.0.1:"))
+    world.agent.process.relocate("127.0.0.2")
+    await world.node.until(lambda: world.agent.process.address().startswith("127.0.0.2:"))
+    await world.node.renewed_again()
+    assert world.pid() == pid
+
+
 async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp_path: Path) -> None:
     class Nowhere:
         reached = None

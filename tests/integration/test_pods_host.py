@@ -483,6 +483,26 @@ async def test_promise_survives_the_shim_and_picks_new_ports(tmp_path: Path) -> 
         assert (await bench.until(lambda s: s.phase == "ready")).highest == token(5)
 
 
+async def test_a_pod_holds_what_comes_next_where_its_node_is_reached_now(tmp_path: Path) -> None:
+    """Without ports at the old address it was kept from leading for good. One whose agent was restarted since, too."""
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(address="192.0.2.1")  # no address of this machine
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        bench.host.promise(UID, token(1), True)
+        await bench.until(lambda s: "192.0.2.1 is no address of this machine" in s.portless)
+        bench.host.relocate("127.0.0.1")
+        await bench.until(lambda s: not s.portless)
+        bench.host.promise(UID, token(1), True)
+        status = await bench.until(lambda s: s.rendezvous is not None)
+        assert status.rendezvous is not None and status.rendezvous.address.startswith("127.0.0.1:")
+        await bench.host.close()
+        bench.host = bench.new_host(address="127.0.0.2")
+        await bench.host.adopt()
+        bench.host.promise(UID, token(2), True)
+        status = await bench.until(lambda s: s.rendezvous is not None and s.rendezvous.token == token(2))
+        assert status.rendezvous is not None and status.rendezvous.address.startswith("127.0.0.2:")
+
+
 BINDS = """
 import os, socket, time
 while not os.path.exists(os.environ["FLAG"]):

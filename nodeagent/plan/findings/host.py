@@ -107,10 +107,19 @@ def _shm(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _address(facts: HostFacts) -> Iterator[Finding]:
-    if facts.address_problem:
+    if not facts.address_problem:
+        return
+    what = f"workers cannot listen on this node's address, {facts.address}: {facts.address_problem}"
+    fix = "set node.address in the agent's config to an address of this machine that its peers reach (ip -br addr)"
+    if not facts.address_now:
+        yield _error(what, fix)
+    elif facts.address_now == facts.address:
+        yield _error(what, f"give this machine an address that its peers reach (ip -br addr), or {fix}")
+    else:
         yield _error(
-            f"workers cannot listen on this node's address, {facts.address}: {facts.address_problem}",
-            "set node.address in the agent's config to an address of this machine that its peers reach (ip -br addr)",
+            f"its address was {facts.address}; it is {facts.address_now} now: workers cannot listen on the old one",
+            "nothing: the agent takes one of the same interface, or of the default route, within some 5 s; if it does "
+            "not, systemctl restart nodeagent: training goes on",
         )
 
 

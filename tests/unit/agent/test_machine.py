@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.machine import find_address, gloo_interface, node_facts, resolve_hostname
+from nodeagent.agent.machine import (
+    find_address,
+    gloo_interface,
+    is_named,
+    moved_address,
+    node_facts,
+    resolve_hostname,
+)
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.linux import boot_id
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, NodeConfig
@@ -44,6 +51,31 @@ def test_gloo_is_given_an_interface_where_the_hosts_name_leads_to_loopback(
     address: str, named: tuple[str, ...], interface: str | None
 ) -> None:
     assert gloo_interface(address, named, INTERFACES) == interface
+
+
+@pytest.mark.parametrize(
+    ("address", "interface", "routed", "now"),
+    [
+        ("10.0.0.7", "eth0", "10.9.0.7", "10.0.0.7"),  # still its own, wherever the default route leads
+        ("10.0.0.3", "eth0", "10.0.0.7", "10.0.0.7"),  # DHCP
+        ("10.0.0.3", "eth0", "", "10.0.0.7"),  # a private network
+        ("10.0.0.3", "ib0", "10.0.0.7", "10.9.0.7"),  # the same network as before
+        ("10.0.0.3", "ib0", "10.0.0.8", "10.0.0.8"),  # of that interface's the one that is used
+        ("10.0.0.3", "eth9", "10.0.0.7", "10.0.0.7"),  # its interface has gone
+        ("10.0.0.3", "eth9", "", "10.0.0.3"),  # that of any other interface may be a bridge's
+        ("fd00::3", "eth0", "10.0.0.7", "10.0.0.7"),
+        ("127.0.0.1", "lo", "10.0.0.7", "10.0.0.7"),  # the agent started before there was a network
+        ("127.0.0.1", "lo", "", "127.0.0.1"),
+        ("10.0.0.3", "lo", "127.0.0.1", "10.0.0.3"),
+    ],
+)
+def test_where_a_node_is_reached_whose_address_has_gone(address: str, interface: str, routed: str, now: str) -> None:
+    assert moved_address(address, interface, INTERFACES, routed) == now
+
+
+def test_who_names_an_address() -> None:
+    assert is_named(config(address="10.1.1.1"), {}) and is_named(config(), {"POD_IP": "10.2.2.2"})
+    assert not is_named(config(), {})
 
 
 def test_a_name_that_does_not_resolve_gives_nothing() -> None:

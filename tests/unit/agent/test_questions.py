@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -34,6 +34,19 @@ async def asker(ports: tuple[int, int] = PORTS) -> AsyncIterator[UdpPeers]:
     finally:
         one.close()
         await asyncio.sleep(0)  # the socket goes with the loop's next turn
+
+
+async def test_it_asks_from_another_address_when_the_node_has_one() -> None:
+    async with asker() as one:
+        with Raw() as there:
+            asking = asyncio.create_task(one.ask(there.address, QUESTION, BOUND))
+            assert (await there.next())[2][0] == "127.0.0.1"
+            await one.relocate("127.0.0.2")
+            while (await there.next())[2][0] != "127.0.0.2":
+                pass
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
 
 
 class Raw:

@@ -134,6 +134,23 @@ def test_without_a_store_process_the_workers_start_and_what_it_wrote_is_not_for_
     holder.release()
 
 
+def test_a_node_that_is_reached_elsewhere_now_holds_the_next_one_there(low: int) -> None:
+    """And it has not too few ports: it had no address to look at."""
+    server = cast("Any", SimpleNamespace(warm=False, has_torch=False))
+    seen = list[str]()
+    holder = Holder(Loop(), "192.0.2.1", (low, low + 9), lambda: seen.append(holder.search.lack))
+    holder.hold({"number": 1, "id": "g1"}, "192.0.2.1", server)
+    assert holder.failed and "no address of this machine" in holder.search.lack
+    holder.relocate("127.0.0.1")
+    assert (holder.search.lack, holder.search._again, seen[-1]) == ("", None, "")
+    holder.hold({"number": 1, "id": "g1"}, "127.0.0.1", server)
+    assert holder.held is not None and holder.held["address"].startswith("127.0.0.1:")
+    held = dict(holder.held)
+    holder.relocate("127.0.0.2")
+    assert holder.held == held, "the agents know that one"
+    holder.release()
+
+
 class Stores:
     """A fork server whose store processes serve nobody."""
 

@@ -27,6 +27,13 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"shm_free": 1 << 20}, "error", "/dev/shm: 1 of 8192 MiB are free: data loaders die", "ls -lS /dev/shm"),
     ({"shm_free": 64 << 20, "shm_total": 64 << 20}, "warning", "64 of 64 MiB", "mount -o remount,size=50% /dev/shm"),
     ({"address_problem": "Cannot assign"}, "error", "10.0.0.1: Cannot assign", "node.address"),
+    ({"address_problem": "Cannot assign", "address_now": "10.0.0.1"}, "error", "10.0.0.1: Cannot", "give this machine"),
+    (
+        {"address_problem": "Cannot assign", "address_now": "10.0.0.9"},
+        "error",
+        "its address was 10.0.0.1; it is 10.0.0.9 now",
+        "systemctl restart nodeagent",
+    ),
     ({"interface_state": "missing"}, "error", "eth0 does not exist", "ip -br link"),
     ({"interface_state": "down"}, "error", "eth0 is down", "ip link set eth0 up"),
     (
