@@ -13,17 +13,20 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.room import pods_within_room, readiness_within_room
+from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
 from nodeagent.model.world import BRIEF
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.plan.pods.report import without_output
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.messages import Note
 from nodeagent.trust.certificate import vouch
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import LIFETIME
 
 
 def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
@@ -68,9 +71,36 @@ def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]
     record = cluster.nodes.get(node)
     if record is None:
         return {}
-    found = {uid: ready for uid, ready in record.readiness.items() if ready.state == "unfit" and uid not in statuses}
+    unfit = {uid: ready for uid, ready in record.readiness.items() if ready.state == "unfit" and not ready.clock}
+    found = {uid: ready for uid, ready in unfit.items() if uid not in statuses}
     jobs = cluster.jobs
     return {uid: ready for uid, ready in found.items() if uid in jobs and failed_here(cluster, jobs[uid], node)}
+
+
+def refused_by_clock(cluster: Cluster, node: str) -> dict[str, Readiness]:
+    """Job uid to why this node takes no part in it, of jobs that it refuses by what its clock shows. Not of a job whose
+    signature may have expired in truth."""
+    out = {}
+    for uid, refusal in cluster.refused.items():
+        job = cluster.jobs.get(uid)
+        if job is None or job.phase in TERMINAL or job.admission is None or refusal.kind not in ("early", "expired"):
+            continue
+        if job.generation is not None and node in job.generation.members:
+            continue
+        if refusal.kind == "expired" and not _lives(cluster, job, node):
+            continue
+        seen = "from the future" if refusal.kind == "early" else "too old"
+        by = "this node itself" if job.admission.by == node else job.admission.by
+        why = f"as its clock has it, the job's signature, by {by}, is {seen}: one of the two clocks is hours off"
+        out[uid] = Readiness(state="unfit", reason=f"{why} (timedatectl)", passing=True, clock=True)
+    return out
+
+
+def _lives(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """By no clock of this machine's: it has not been here for as long as a signature holds, or others take part."""
+    young = job.phase == "queued" and cluster.served - job.since < millis(LIFETIME)
+    others = ((name, ready) for name, ready in asked(cluster).get(job.uid, {}).items() if name != node)
+    return young or any(ready.state != "unfit" and cluster.live(name) for name, ready in others)
 
 
 def pod_states(
@@ -130,6 +160,7 @@ class Publisher:
         and StoreRefusedError."""
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
+        self._ready |= refused_by_clock(cluster, self._node)
         self._checked = self._check(self._ready, cluster)
         brief = readiness_within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
         self._published = dated(brief, self._published, cluster.served)

@@ -19,7 +19,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.base import PORT_MAX
-from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
+from nodeagent.model.job import SKEW, TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.osutil.clock import Allowance
@@ -29,9 +29,6 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Ledger, LedgerEntry, Remembered, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
 
-SKEW = 2 * 3600
-"""Seconds by which another node's clock may be ahead of this one's: an admission issued later than that is not
-believed, since it would convince for longer than its lifetime."""
 ADDRESS_MAX = 100
 """Characters of a bad address that are shown."""
 NAMED_MEMBERS = 3
@@ -364,7 +361,10 @@ class AdmissionVerifier:
                 f"{job.admission.by} right"
             )
         if entry is None and now > job.admission.expires:
-            return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
+            return "expired", (
+                "its signature has expired as this node's clock has it, and no agent that knows it has renewed it: if "
+                f"it is new, the clock of this node or of {job.admission.by} is wrong (timedatectl); else {_anew(job)}"
+            )
         self._remember(job, entry, now)
         if known.points:
             self._keep_pointer(job)

@@ -22,7 +22,7 @@ from nodeagent.plan.failure.policies import GO_ON
 from nodeagent.plan.failure.timeouts import dues
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.nodes.availability import BY as WINDOW
-from nodeagent.plan.nodes.candidates import ruled_out
+from nodeagent.plan.nodes.candidates import asked, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.setbacks import in_words, left_out
@@ -173,8 +173,9 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     start again. ``needs``, ``fit``, ``pending``, ``live``: the number of nodes that it needs at least (None for a job
     of several roles, whose places may share nodes), that could run it now, that could run it once they are ready, and
     that are live. ``enough``, ``enough_soon``: these are enough now, or once they are ready. ``cordoned``: the first
-    few suitable nodes that are cordoned; ``mute``: those whose agents are silent; ``unmet``: why no known nodes are
-    suitable; ``unfit``: how many could, but for a check of theirs that failed; ``held``: other jobs hold nodes;
+    few suitable nodes that are cordoned; ``mute``: those whose agents are silent; ``clocks``: live ones that
+    refuse it by what their clocks show, and the one that signed it; ``unmet``: why no known nodes are suitable;
+    ``unfit``: how many could, but for a check of theirs that failed; ``held``: other jobs hold nodes;
     ``barred``: nodes have room, but its queue may not use more; ``capped``: which queue may never use so much, if one;
     ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``kept_for``: the job ahead for which
     suitable nodes are kept, else empty."""
@@ -198,6 +199,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "capped": "" if room.barred is None else _capped(cluster, job, room.barred()),
         "cordoned": will_do[:SHOWN],
         "mute": [n for n in mute if not ruled_out(job.spec, cluster.nodes[n])][:SHOWN],
+        "clocks": _clocks(job, cluster),
         "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
@@ -205,6 +207,12 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "unfit": room.unfit,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
+
+
+def _clocks(job: JobRecord, cluster: Cluster) -> list[str]:
+    refuse = [n for n, ready in asked(cluster).get(job.uid, {}).items() if ready.clock and cluster.live(n)]
+    by = [job.admission.by] if refuse and job.admission is not None else []
+    return [*sorted(refuse, key=natural)[:SHOWN], *(one for one in by if one not in refuse)]
 
 
 def _capped(cluster: Cluster, job: JobRecord, needs: Resources) -> str:

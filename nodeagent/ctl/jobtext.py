@@ -529,6 +529,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
     if way["enough_soon"]:
         return "nothing yet: nodes get ready for it"
     few = way["needs"] is not None and way["live"] < way["needs"]
+    if way.get("clocks") and not few:
+        return f"see which clock is wrong, that of {' or '.join(way['clocks'])}, and set it: timedatectl"
     if way["unmet"] and not few:
         return START_OTHERS
     if few:

@@ -180,6 +180,11 @@ class Outcome(Record):
     error: str = ""
 
 
+SKEW = 2 * 3600
+"""Seconds by which the clock that an admission was issued by may be ahead of that of who believes it: one issued later
+than that is not believed, since it would convince for longer than its lifetime."""
+
+
 class Admission(Record):
     """The cluster key's signature of this job's spec: it shows that the job was submitted through an agent
     (``trust/seal.py``). Renewed while the job lives."""

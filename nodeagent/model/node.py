@@ -167,6 +167,8 @@ class Readiness(Record):
     portless: bool = False
     """``unfit`` only because the node has too few free ports for the rendezvous, or for its places: while another node
     leads a gang of one role, it can take part."""
+    clock: bool = False
+    """``unfit`` only because the clocks of this node and of the one that signed the job are hours apart."""
     folder: str = ""
     """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
     since: int = 0

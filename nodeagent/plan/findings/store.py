@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from nodeagent.model.facts import Finding, SentinelFacts, StoreFacts
+from nodeagent.model.job import SKEW
 from nodeagent.model.timing import Timing
 
 SUPPORTED = {"redis": ((6, 2), (8, 99)), "valkey": ((7, 2), (9, 99))}
@@ -228,7 +229,13 @@ def _clock(facts: StoreFacts, timing: Timing) -> Iterator[Finding]:
             "let chrony slew that machine's clock instead of stepping it",
         )
     offset = facts.clock_offset
-    if offset is not None and abs(offset) > timing.lease:
+    if offset is not None and abs(offset) >= SKEW:
+        yield _error(
+            f"the server's clock and this machine's differ by {abs(offset):.0f} s: if this one is wrong, new "
+            "jobs are refused here, and those submitted here may be refused by other nodes; what runs goes on",
+            "set the clock that is wrong (timedatectl), and run chrony on both",
+        )
+    elif offset is not None and abs(offset) > timing.lease:
         yield _info(
             f"the server's clock and this machine's differ by {abs(offset):.0f} s: workers run all the same, but "
             "times of events and logs will not fit together, and what has ended is kept for longer or less long",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from nodeagent.agent.published import dated, held, pod_states, readiness
+from nodeagent.agent.published import dated, held, kept_verdicts, pod_states, readiness, refused_by_clock
+from nodeagent.model.job import Admission
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodPhase, PodState, WorkerState
 from nodeagent.model.world import Token
+from nodeagent.plan.cluster import Refusal, RefusalKind
+from nodeagent.plan.nodes.candidates import candidate
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import decode_pod
-from tests.unit.plan.build import UID, make_cluster, make_job
+from tests.unit.plan.build import NOW, UID, make_cluster, make_generation, make_job, make_node
 
+DAY = 86_400_000
 STATES = {"unknown": "preparing", "preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}
 
 
@@ -25,6 +30,38 @@ def test_readiness_of_each_phase(phase: PodPhase) -> None:
     assert (one.reason, one.code) == {
         "preparing": ("why", 0), "unfit": ("why", 127), "ready": ("", 0),
     }[one.state]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "since", "n2", "says"),
+    [
+        ("early", -5 * DAY, None, "by n7, is from the future: one of the two clocks is hours off (timedatectl)"),
+        ("expired", 0, None, "by n7, is too old: one of the two clocks is hours off"),
+        ("expired", -5 * DAY, Readiness(state="preparing"), "by n7, is too old"),
+        ("expired", -5 * DAY, Readiness(state="unfit"), ""),  # nobody takes part: it has expired in truth
+        ("expired", -5 * DAY, None, ""),
+        ("changed", 0, None, ""),
+    ],
+)
+def test_a_node_that_refuses_a_job_by_its_clock_says_so(
+    kind: RefusalKind, since: int, n2: Readiness | None, says: str
+) -> None:
+    """It was 'has not checked the job yet', for ever, and the truth in this node's own log."""
+    admission = Admission(by="n7", issued=1, expires=2, signature="s")
+    job = make_job(since=NOW + since).model_copy(update={"admission": admission})
+    nodes = [make_node("n1"), make_node("n2", ready={} if n2 is None else {UID: n2})]
+    cluster = replace(make_cluster(nodes, job), refused={UID: Refusal(kind, "no", True)})
+    found = refused_by_clock(cluster, "n1")
+    assert says in found[UID].reason if says else not found
+    if not says:
+        return
+    assert (found[UID].state, found[UID].passing, found[UID].clock) == ("unfit", True, True)
+    node = make_node("n1", ready=found)
+    assert f"n1 cannot run it: {found[UID].reason}" == candidate(make_cluster([node], job), job, node).why
+    assert kept_verdicts(make_cluster([node], job), "n1", {}) == {}, "it ends with the refusal"
+    runs = make_job("running", make_generation(["n1", "n2"])).model_copy(update={"admission": admission})
+    member = replace(make_cluster(nodes, runs), refused={UID: Refusal(kind, "no", True)})
+    assert refused_by_clock(member, "n1") == {}
 
 
 def test_what_a_module_of_the_job_raised_is_not_in_what_everybody_reads_of_a_node() -> None:

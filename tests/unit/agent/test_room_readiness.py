@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +12,10 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.published import Publisher, unchecked
 from nodeagent.agent.reach import Reach
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.node import Readiness
 from nodeagent.model.world import BRIEF
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.bounds import ShimReport
 from nodeagent.store import codec
@@ -60,6 +61,18 @@ async def published(statuses: Mapping[str, PodStatus], cluster: Cluster) -> dict
     lease = cast(Membership, SimpleNamespace(publish=publish, facts=sample_node("n1").facts))
     await Publisher(context, lease, unchecked, cast(Reach, reach)).publish(cluster)
     return given[0]
+
+
+async def test_what_its_clock_refuses_is_published_beside_its_pods() -> None:
+    admission = Admission(by="n7", issued=1, expires=2, signature="s")
+    cluster = cluster_of({uid_of(1): 1, uid_of(2): 1})
+    jobs = {uid: job.model_copy(update={"admission": admission}) for uid, job in cluster.jobs.items()}
+    cluster = replace(cluster, jobs=jobs, refused={uid_of(2): Refusal("early", "no", True)})
+    found = await published({uid_of(1): from_shim(uid_of(1))}, cluster)
+    assert {uid: (ready.state, ready.clock) for uid, ready in found.items()} == {
+        uid_of(1): ("ready", False), uid_of(2): ("unfit", True),
+    }  # fmt: skip
+    check_readable(found)
 
 
 def size(readiness: Mapping[str, Readiness]) -> int:

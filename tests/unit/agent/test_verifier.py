@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.verifier import LOOK_AGAIN, NAMED_AT_ONCE, SIGNATURES_AT_A_TIME, SKEW, AdmissionVerifier
-from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
+from nodeagent.agent.verifier import LOOK_AGAIN, NAMED_AT_ONCE, SIGNATURES_AT_A_TIME, AdmissionVerifier
+from nodeagent.model.job import SKEW, TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Window, Windows, WindowsRecord
@@ -366,6 +366,7 @@ def test_what_a_store_that_lost_writes_lacks_has_not_ended() -> None:
 def test_an_old_admission_convinces_nobody_who_has_not_seen_the_job() -> None:
     job = signed(at=NOW - LIFETIME - 1)
     assert Bench().why(job) == "expired"
+    assert "the clock of this node or of n7 is wrong (timedatectl)" in Bench().look(job)[UID].text
     assert Bench().why(signed(at=NOW - LIFETIME)) == ""
 
 

@@ -10,9 +10,9 @@ import pytest
 from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.serializers import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
-from nodeagent.model.job import JobRecord, Setback
+from nodeagent.model.job import Admission, JobRecord, Setback
 from nodeagent.model.jobspec import After, JobSpec, Nodes, Policy, Role
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
@@ -36,6 +36,9 @@ from tests.unit.plan.build import (
 PAIR = make_spec(size=(2, 2))
 
 
+OFF = Readiness(state="unfit", reason="its clock", passing=True, clock=True)
+
+
 def taken() -> JobRecord:
     return make_job("running", make_generation(["n1", "n2"]), uid="u-b", spec=make_spec(name="b", size=(2, 2)))
 
@@ -49,6 +52,7 @@ def step(cluster: Cluster, job: JobRecord) -> str:
     [
         (["n1", make_node("n2", cordon=True)], [], {}, "nodeagentctl uncordon n2"),
         (["n1", make_node("n2", mute=True)], [], {}, "the agent of n2 runs there and reaches the store: systemctl"),
+        (["n1", make_node("n2", ready={UID: OFF})], [], {}, "that of n2 or n7, and set it: timedatectl"),
         (["n1"], [], {}, "start more nodes: it needs 2, and of all nodes 1 live"),
         ([make_node("n1", slots=1), make_node("n2", slots=1)], [taken()], {}, "nodes that other jobs hold are free"),
         (["n1", make_node("n2", ready={UID: UNFIT})], [taken()], {}, "correct what Why says of 1 node; the checks"),
@@ -56,10 +60,11 @@ def step(cluster: Cluster, job: JobRecord) -> str:
         (["n1", "n2"], [], {}, "as soon as it is its turn"),
         (["n1", "n2"], [], {"not_before": NOW + 12_000}, "it starts again by itself in 12"),
     ],
-    ids=["cordoned", "mute", "too few", "held", "unfit", "preparing", "its turn", "backs off"],
+    ids=["cordoned", "mute", "clocks", "too few", "held", "unfit", "preparing", "its turn", "backs off"],
 )
 def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], more: dict[str, Any], says: str) -> None:
     job = make_job("holding", spec=PAIR, active=1, **more)
+    job = job.model_copy(update={"admission": Admission(by="n7", issued=1, expires=2, signature="s")})
     text = step(make_cluster(nodes, job, *others), job)
     assert says in text
     assert ("uncordon" in text) == any(isinstance(n, NodeRecord) and n.cordon is not None for n in nodes)

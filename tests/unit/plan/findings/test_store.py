@@ -71,6 +71,10 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
         ({"pings": (0.6,) * 10}, "error: the slowest in a hundred PINGs takes 600.0 ms"),
         ({"clock_step": -2.0}, "warning: the server's clock stepped by -2.0 s"),
         ({"clock_offset": -7.0}, "info: the server's clock and this machine's differ by 7 s"),
+        ({"clock_offset": -7199.0}, "info: the server's clock and this machine's differ by 7199 s"),
+        ({"clock_offset": 7200.0}, "error: the server's clock and this machine's differ by 7200 s: if this one"),
+        ({"clock_offset": 100_000.0}, "new jobs are refused here"),
+        ({"clock_offset": -100_000.0}, "| set the clock that is wrong (timedatectl)"),
     ],
 )
 def test_one_thing_wrong(changes: dict[str, object], message: str) -> None:
