@@ -107,7 +107,8 @@ def _persistence(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
         yield _info(
             "appendfsync is everysec and no replica is waited for: a power cut of the server's machine can lose the "
             "last second of writes",
-            "CONFIG SET appendfsync always, or set redis.replicas to 1 and give the server a replica",
+            "CONFIG SET appendfsync always, or give the server a replica (changes are then refused for up to a minute, "
+            "while training goes on) and then set redis.replicas to 1",
         )
 
 

@@ -61,6 +61,7 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
         ({"append_failed": True}, "error: the server could not write its append-only file"),
         ({"appendfsync": "no"}, "error: appendfsync is no"),
         ({"appendfsync": "everysec"}, "info: appendfsync is everysec and no replica is waited for"),
+        ({"appendfsync": "everysec"}, "give the server a replica (changes are then refused for up to a minute, while"),
         ({"replicas": 2}, "info: the server has 2 replicas and no write waits"),
         ({"replicas_wanted": 1}, "error: 0 replicas are connected and redis.replicas is 1"),
         ({"version": "6.0.16"}, "error: Redis 6.0.16 is too old: nodeagent needs 6.2"),
