@@ -666,7 +666,7 @@ def any_phase_is_believed(patch: pytest.MonkeyPatch) -> None:
     change(
         patch,
         ("(own.stands ~= stands or", "(string.match(own.stands, '^(.*) ') ~= string.match(stands, '^(.*) ') or"),
-        ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"),
+        ("if asked.seen and same_era and not damaged and has_other_texts(asked.seen) then", "if false then"),
     )
 
 
@@ -682,7 +682,7 @@ def the_newest_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def texts_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """No beat looks whether a record has another control than its members have read."""
-    change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
+    change(patch, ("if asked.seen and same_era and not damaged and has_other_texts(asked.seen) then", "if false then"))
 
 
 def refusals_are_believed(patch: pytest.MonkeyPatch) -> None:
@@ -692,7 +692,7 @@ def refusals_are_believed(patch: pytest.MonkeyPatch) -> None:
         return False
 
     patch.setattr(Comparison, "written_over", never)
-    change(patch, ("if A.seen and A.era == meta.era and other_texts(A.seen) then", "if false then"))
+    change(patch, ("if asked.seen and same_era and not damaged and has_other_texts(asked.seen) then", "if false then"))
 
 
 def what_does_not_count_comes_after_all(patch: pytest.MonkeyPatch) -> None:
