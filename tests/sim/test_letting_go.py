@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, Node, SimCluster
 from tests.sim.network import Loss
@@ -151,3 +152,24 @@ def test_a_store_that_answers_nobody_for_a_while_makes_no_agent_count_as_cut_off
         assert kinds(c) == []
 
     simulate(3, scenario)
+
+
+def test_a_node_whose_agent_is_cut_off_can_be_drained() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        generation = c.job("j").generation
+        assert generation is not None
+        stuck = c.nodes[generation.ordered()[0].node]
+        stuck.link.agent_loses = "requests"
+        await asyncio.sleep(TIMING.lease)
+        await c.cordon(stuck.name, Cordon(reason="test", by="test", at=0.0, drain=True))
+
+        def drained() -> bool:
+            now = c.job("j").generation
+            return now is not None and stuck.name not in {*now.members, *now.holders} and c.whole("j")
+
+        await c.until(drained, 2 * TIMING.lease + 2, "drained")
+        assert ended(stuck)
+
+    simulate(4, scenario)
