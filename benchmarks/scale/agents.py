@@ -87,9 +87,9 @@ class Agent:
         self.snapshot = Snapshot(timing)
         stubs: dict[str, Any] = {
             "host": SimpleNamespace(promised=lambda _uids: {}),
-            "process": SimpleNamespace(tend=self._tend, wake=lambda: None),
+            "process": SimpleNamespace(tend=self._tend, wake=lambda: None, alive=lambda cut_off: None),
         }
-        identity: Any = SimpleNamespace(incarnation=records.life(node))  # it keeps its life
+        identity: Any = SimpleNamespace(incarnation=records.life(node), before="")  # it keeps its life
         self._era = ""
         context = AgentContext(
             node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,

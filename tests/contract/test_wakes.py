@@ -319,7 +319,7 @@ async def test_who_has_read_more_of_a_job_than_there_is_finds_the_store_damaged(
     async with wakes.links.one() as link:
         await link.ask("HSET", f"{wakes.prefix}job:{job.uid}", "rev", before.rev)
         await link.ask("ZADD", f"{wakes.prefix}changes", before.rev, f"job:{job.uid}")
-    beat = Beat(node="n1", incarnation=bench.lives["n1"], seq=1001, rev=view.rev, era=view.era)
+    beat = Beat(node="n1", incarnation=bench.lives["n1"], seq=1001, rev=view.rev, era=view.era, looks=1)
     more = {"runs": (own,)} if runs else {"ahead": {job.uid: job.rev}}
     await refused("behind", bench.store.beat(beat.model_copy(update=more)))
     assert (await bench.kinds())[-1] == "StoreDamaged"

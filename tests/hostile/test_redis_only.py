@@ -385,8 +385,9 @@ async def test_another_digest_of_the_key_ends_nobody_and_is_over_when_it_is_put_
     await cluster.until_whole(before)
     assert not any(lease.unusable for lease in cluster.leases), "a node that is there needs it for nothing"
     await cluster.attack("DEL job:u1")  # the store has lost what they know: they offer it, and join again
-    for _ in range(5):
+    for _ in range(4 * LOOKS):  # a node that cannot join looks no more
         await cluster.beats()
+        await asyncio.sleep(TIMING.heartbeat)
     forged = "HSET" in attack
     assert all(("another cluster key than the cluster" in lease.unusable) == forged for lease in cluster.leases)
     await cluster.attack("HDEL meta key")

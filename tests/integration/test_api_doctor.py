@@ -89,7 +89,7 @@ def test_the_exit_code_and_the_formats(agent: LiveAgent) -> None:
     wrong = ctl(agent, "doctor", "-o", "json")
     found = json.loads(wrong.stdout)
     assert (wrong.exit_code, found["ok"]) == (1, False)
-    assert "192.0.2.7: Cannot assign requested address" in found["items"][0]["what"]
+    assert "192.0.2.7" in found["items"][0]["what"]
     assert set(found["items"][0]) == {"severity", "where", "what", "fix"}
     assert ctl(agent, "doctor", "-o", "name").stdout.splitlines()[0] == "node/n1"
     assert ctl(agent, "doctor", "-o", "wide").stdout.splitlines()[0].split() == ["SEVERITY", "WHERE", "WHAT", "FIX"]
