@@ -68,7 +68,7 @@ class _Measured:
             clock=cast("Any", SimpleNamespace(now=time.monotonic, wall=time.time)),
             snapshot=cast("Any", SimpleNamespace(complete=False)), undecided=Undecided(me.id, Metrics().left_undecided),
         )  # fmt: skip
-        lease: Any = SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False)
+        lease: Any = SimpleNamespace(incarnation=me.incarnation, facts=me.facts, publish=lambda *_: False)
         applier: Any = SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing)
         stubs: dict[str, Any] = {
             "failsafe": SimpleNamespace(promised=lambda _cluster: {}, replace_failsafe_members=nothing),

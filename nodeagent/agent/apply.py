@@ -66,22 +66,22 @@ class Applier:
     def __init__(
         self,
         context: AgentContext,
-        lease: Membership,
+        membership: Membership,
         *,
         seal: Seal,
         verifier: AdmissionVerifier,
         stopwatch: Stopwatch,
         reach: Reach,
     ) -> None:
-        self._lease, self._store, self._host = lease, context.store, context.host
+        self._membership, self._store, self._host = membership, context.store, context.host
         self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
         self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._undecided = context.undecided
-        self._comparison = Comparison(context, lease)
+        self._comparison = Comparison(context, membership)
         self._logged: dict[str, object] = {}
         self._refusals: dict[str, dict[str, _Refused]] = {}
         """By job and kind of step, of jobs of which no step has gone through since."""
-        self._log = structlog.get_logger("apply").bind(node=lease.node)
+        self._log = structlog.get_logger("apply").bind(node=membership.node)
 
     async def pod(self, action: actions.PodAction) -> bool:
         """Carry out one pod action; true if the snapshot changed by it. Raises StoreUnavailableError."""
@@ -122,7 +122,7 @@ class Applier:
                 self._host.look(uid, limit)
             case actions.Retire(uid, why):
                 status = self._host.status().get(uid)
-                if job is None and status is not None and not status.quiet and not self._lease.seasoned:
+                if job is None and status is not None and not status.quiet and not self._membership.seasoned:
                     log.debug("not retired: the store may just have lost its job", why=why)
                     return False
                 log.debug("retire", why=why)
@@ -130,7 +130,7 @@ class Applier:
             case actions.SendAck(uid, token, ack, last, why):
                 if self._news(uid, ("ack", token)):
                     log.info("acknowledge", generation=token.number, why=why)
-                me = self._lease
+                me = self._membership
                 timed = self._stopwatch.stamp(uid, token, ack, self._clock.now())
                 own = timed.model_copy(update={"host": me.facts.address})
                 signed = self._seal.ack(uid, token, me.node, own)
@@ -144,13 +144,13 @@ class Applier:
                     report = report.model_copy(update={"detected": round(late, 4)})
                 report = report.model_copy(update={"unreachable": self._peers_of(uid)})
                 text = why if report.state == "failed" else ""
-                lease = self._lease
-                reported = self._store.report(uid, token, lease.node, lease.incarnation, report, text)
+                membership = self._membership
+                reported = self._store.report(uid, token, membership.node, membership.incarnation, report, text)
                 return await self._write(uid, "report", reported)
             case actions.Keep(uid, token, expect, failsafe_members, why):
                 log.info("keep", generation=token.number, why=why)
-                lease = self._lease
-                kept = self._store.keep(uid, token, lease.node, lease.incarnation, expect, failsafe_members)
+                membership = self._membership
+                kept = self._store.keep(uid, token, membership.node, membership.incarnation, expect, failsafe_members)
                 return await self._write(uid, "keep", kept)
         return False
 
@@ -189,14 +189,14 @@ class Applier:
 
     def _start_order(self, job: JobRecord) -> StartOrder | None:
         """None: not in this round."""
-        me = self._snapshot.node(self._lease.node)
+        me = self._snapshot.node(self._membership.node)
         if job.generation is None or me is None:
             return None
-        not_after = min(self._lease.fence_at, self._host.granted(job.uid))
+        not_after = min(self._membership.fence_at, self._host.granted(job.uid))
         if self._clock.now() >= not_after:
             # Its shim would refuse, at the job's cost: the next round tries again, with time or without a lease.
             return None
-        member = job.generation.members[self._lease.node]
+        member = job.generation.members[self._membership.node]
         nodes = {}
         for other in job.generation.members:
             record = self._snapshot.node(other)
@@ -204,7 +204,9 @@ class Applier:
                 return None  # its record has not been read yet: the next round tries again
             signed = record.facts.model_copy(update={"address": job.generation.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
-        me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
+        me = me.model_copy(
+            update={"facts": self._membership.facts}
+        )  # what the store has of it, others may have written
         addresses = {name: record.facts.address for name, record in nodes.items()}
         return StartOrder(
             token=job.generation.token,
@@ -219,7 +221,7 @@ class Applier:
     async def give_back(self, recovery: Recovery) -> bool:
         """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
         written there."""
-        job, node = self._snapshot.job(recovery.uid), self._lease.node
+        job, node = self._snapshot.job(recovery.uid), self._membership.node
         if job is None or job.generation is None:
             return False
         what = "started" if recovery.first else "recovered"
@@ -227,7 +229,7 @@ class Applier:
         if job.generation.token != recovery.token or job.generation.state != "active" or node in job.generation.reports:
             return False
         report = PodReport(state="running", reason=recovery.text, started=max(0.0, self._clock.now() - recovery.at))
-        reported = self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
+        reported = self._store.report(recovery.uid, recovery.token, node, self._membership.incarnation, report)
         return await self._write(recovery.uid, "report", reported)
 
     async def job(self, job: JobRecord, decision: steps.Decision, rev: int) -> bool:
@@ -274,7 +276,7 @@ class Applier:
             "expect": generation.token if generation is not None else None,
             "expect_state": generation.state if generation is not None else "",
             "control_rev": job.control.rev,
-            "by": self._lease.node,
+            "by": self._membership.node,
         }
 
     def _next_control(self, job: JobRecord, control: Control) -> Control:
@@ -341,7 +343,7 @@ class Applier:
         self._log.debug("refused", code=code, why=str(refusal))
         self._warn_when_long(uid, kind, code, str(refusal))
         before = self._snapshot.job(uid)
-        await self._lease.beat()
+        await self._membership.beat()
         after = self._snapshot.job(uid)
         if before is not None and after is not None and before.rev == after.rev:
             await self._comparison.written_over(uid, refusal)
@@ -387,13 +389,18 @@ class CommitRequests:
     """Those of one node. And it puts back what somebody has turned back: the newest checkpoint of a job, the queues,
     the maintenance windows."""
 
-    def __init__(self, context: AgentContext, lease: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
+    def __init__(self, context: AgentContext, membership: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
         self._seal, self._verifier, self._clock = seal, verifier, context.clock
-        self._comparison = Comparison(context, lease)
+        self._comparison = Comparison(context, membership)
         self._due: dict[str, float] = {}
         """When (our clock) to put a job's checkpoint back, by job (uid), or queues or windows."""
-        self._lease, self._store, self._host, self._snapshot = lease, context.store, context.host, context.snapshot
-        self._log = structlog.get_logger("commits").bind(node=lease.node)
+        self._membership, self._store, self._host, self._snapshot = (
+            membership,
+            context.store,
+            context.host,
+            context.snapshot,
+        )
+        self._log = structlog.get_logger("commits").bind(node=membership.node)
 
     @property
     def pending(self) -> bool:
@@ -408,7 +415,10 @@ class CommitRequests:
             wanted = status.commit
             if wanted is None:
                 continue
-            lease, log = self._lease, self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number)
+            membership, log = (
+                self._membership,
+                self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number),
+            )
             try:
                 pointer = Checkpoint(name=wanted.name, step=wanted.step, number=wanted.token.number, order=wanted.order)
             except ValidationError as error:  # the shim is the job's user's
@@ -420,8 +430,8 @@ class CommitRequests:
                 known = self._snapshot.job(uid)
                 void = self._verifier.void(known) if known is not None else None
                 job = await self._store.commit(
-                    uid, wanted.token, lease.node, lease.incarnation, wanted.name, wanted.step, wanted.order, signature,
-                    void,
+                    uid, wanted.token, membership.node, membership.incarnation, wanted.name, wanted.step, wanted.order,
+                    signature, void,
                 )  # fmt: skip
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering" or await self._comparison.written_over(uid, refusal):
@@ -442,7 +452,7 @@ class CommitRequests:
             job, pointer = self._snapshot.job(uid), self._verifier.pointer(uid)
             if job is None or pointer is None or job.active is None or pointer.number > job.active.number:
                 continue
-            me = self._lease
+            me = self._membership
             due[uid] = self._due.get(uid, now if job.concerns(me.node) else now + OTHERS_WAIT)
             if now < due[uid]:
                 continue
@@ -475,7 +485,7 @@ class CommitRequests:
         due[key] = now + PUT_BACK_EACH
         try:
             await write(
-                f"back-{self._lease.node}-{now:.3f}", f"the newest {record} are put back: older ones were there"
+                f"back-{self._membership.node}-{now:.3f}", f"the newest {record} are put back: older ones were there"
             )
         except StoreRefusedError as refusal:
             self._log.debug("not put back", record=record, code=refusal.code, why=str(refusal))

@@ -25,11 +25,16 @@ MOST = 1024
 class Comparison:
     """Of one agent's decisions, or of its workers' commits: neither waits for when the other's were compared."""
 
-    def __init__(self, context: AgentContext, lease: Membership) -> None:
-        self._lease, self._store, self._snapshot, self._clock = lease, context.store, context.snapshot, context.clock
+    def __init__(self, context: AgentContext, membership: Membership) -> None:
+        self._membership, self._store, self._snapshot, self._clock = (
+            membership,
+            context.store,
+            context.snapshot,
+            context.clock,
+        )
         self._compared: dict[str, tuple[int, float]] = {}
         """Revision and time (our clock), by job."""
-        self._log = structlog.get_logger("comparison").bind(node=lease.node)
+        self._log = structlog.get_logger("comparison").bind(node=membership.node)
 
     async def written_over(self, uid: str, refusal: StoreRefusedError | StepFailedError) -> bool:
         """Whether a step of this job was refused since somebody wrote over its record: then all agents restore it.
@@ -42,8 +47,8 @@ class Comparison:
         if not await self._store.differs(job, era):
             return False
         self._log.error("somebody wrote over a job's record in the store: it is to be restored", job=job.name, uid=uid)
-        self._lease.distrust(f"job:{uid}")
-        await self._lease.beat()
+        self._membership.distrust(f"job:{uid}")
+        await self._membership.beat()
         return True
 
     def _due(self, uid: str, rev: int) -> bool:

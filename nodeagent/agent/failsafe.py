@@ -33,16 +33,16 @@ def _kept(token: Token, failsafe_members: Mapping[str, str]) -> _Kept:
 class FailsafeWatch:
     """One agent's part: what its lease process is to know, and when its promises are over."""
 
-    def __init__(self, context: AgentContext, lease: Membership, cluster: Callable[[], Cluster]) -> None:
+    def __init__(self, context: AgentContext, membership: Membership, cluster: Callable[[], Cluster]) -> None:
         self._timing, self._clock, self._host = context.timing, context.clock, context.host
-        self._process, self._lease, self._cluster = context.process, lease, cluster
+        self._process, self._membership, self._cluster = context.process, membership, cluster
         self._given_up: set[_Kept] = set()
         self._members: dict[str, tuple[Generation, Mapping[str, str]]] = {}
         """Job to a generation that was looked at, and the lives of its members."""
         self.leaving = False
         """Goes soon: promises nothing any more."""
         self._seen = Bridged({}, {})
-        self._log = structlog.get_logger("failsafe").bind(node=lease.node)
+        self._log = structlog.get_logger("failsafe").bind(node=membership.node)
 
     # --- as a failsafe member
 
@@ -74,9 +74,9 @@ class FailsafeWatch:
         """The jobs that this node may still lend to, so that it may not let go of them yet, and until when (our clock).
         What the lease process must not lend to any more, as this view has it, is written first: what it promises after
         that it does not say."""
-        now, me = self._clock.now(), self._lease.node
+        now, me = self._clock.now(), self._membership.node
         written = self._write(cluster)
-        life = self._lease.incarnation.life
+        life = self._membership.incarnation.life
         kept = {
             uid: job.failsafe_members[me] == life for uid, job in cluster.jobs.items() if me in job.failsafe_members
         }  # few, of many
@@ -89,7 +89,7 @@ class FailsafeWatch:
     def _write(self, cluster: Cluster) -> bool:
         """Whether the lease process knows this."""
         rows, members, room = {}, {}, MOST_MEMBERS
-        statuses, me = self._host.status(), self._lease
+        statuses, me = self._host.status(), self._membership
         for uid, job in cluster.jobs.items():
             generation = job.generation
             if generation is None or generation.state != "active":
@@ -125,7 +125,7 @@ class FailsafeWatch:
         found = {}
         for node in sorted(job.failsafe_members):
             record = cluster.nodes.get(node)
-            if node != self._lease.node and record is not None and record.facts.peer:
+            if node != self._membership.node and record is not None and record.facts.peer:
                 found[node] = FailsafeAddress(record.facts.peer, record.incarnation.life)
         return found
 
@@ -149,6 +149,6 @@ class FailsafeWatch:
         for uid, why in sorted(now.refusals.items() - before.refusals.items()):
             self._log.warning("no failsafe member gives failsafe time", job=uid, why=why)
         if any(before) and not any(now):
-            why = "the store answers again" if self._lease.away_since is None else "nothing runs here any more"
+            why = "the store answers again" if self._membership.away_since is None else "nothing runs here any more"
             self._log.info("no failsafe time is needed", why=why)
         self._seen = now

@@ -123,22 +123,25 @@ class Agent:
         """Set to ask for a round, as the host does with each change of a pod."""
         self._beat_period = BeatPeriod(self._node, self._timing)
         self.saver = Saver(context, disk.view, trust.writing, self._beat_now.set)
-        self._lease = lease = Membership(context, identity, facts, lambda: self.saver.saved, verifier.read)
-        lease.kept, lease.regroup = self.saver.load(), config.saving.regroup
-        verifier.recall(lease.kept.jobs if lease.kept is not None else ())
-        self._renewal = SignatureRenewal(context, lease, trust.seal, verifier)
+        self._membership = membership = Membership(context, identity, facts, lambda: self.saver.saved, verifier.read)
+        membership.kept, membership.regroup = self.saver.load(), config.saving.regroup
+        verifier.recall(membership.kept.jobs if membership.kept is not None else ())
+        self._renewal = SignatureRenewal(context, membership, trust.seal, verifier)
         self._acknowledge = Acknowledger(context, self.saver, self.cluster, config.saving.acknowledge)
-        self._failsafe = FailsafeWatch(context, lease, self.cluster)
-        self._watch = EventWatch(context, lease, self._pace, refresh=self.refresh, beat_now=self._beat_now)
+        self._failsafe = FailsafeWatch(context, membership, self.cluster)
+        self._watch = EventWatch(context, membership, self._pace, refresh=self.refresh, beat_now=self._beat_now)
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
-        self.advert = Advert(context, lease, config.cluster, trust.key)
-        self._publisher = Publisher(context, lease, machine.checked, self._reach)
+        self.advert = Advert(context, membership, config.cluster, trust.key)
+        self._publisher = Publisher(context, membership, machine.checked, self._reach)
         stopwatch = Stopwatch(self._node)
-        applier = Applier(context, lease, seal=trust.seal, verifier=verifier, stopwatch=stopwatch, reach=self._reach)
+        applier = Applier(
+            context, membership, seal=trust.seal, verifier=verifier, stopwatch=stopwatch, reach=self._reach
+        )
         turns = ProposalTurns(context, applier)
         own = OwnPods(
-            context, lease, applier, failsafe=self._failsafe, stopwatch=stopwatch, pace=self._pace,
-            commits=CommitRequests(context, lease, trust.seal, verifier), standbys=lambda: self._config.jobs.standbys,
+            context, membership, applier, failsafe=self._failsafe, stopwatch=stopwatch, pace=self._pace,
+            commits=CommitRequests(context, membership, trust.seal, verifier),
+            standbys=lambda: self._config.jobs.standbys,
         )  # fmt: skip
         self._round = Rounds(
             context, self.cluster, own=own, turns=turns, publisher=self._publisher,
@@ -176,30 +179,30 @@ class Agent:
 
     def needed_by(self) -> str:
         """Why this agent must not simply end: what still needs it. Empty if nothing does."""
-        if self._lease.lost:
+        if self._membership.lost:
             return ""
         if not self._quiet():
             return "workers run here"
         if not self._snapshot.complete and self._process.status()[0] not in ("idle", "left"):
             return "what needs it has not been read yet"
-        return needed_by(self.cluster(), self._node, self._lease.incarnation.life)
+        return needed_by(self.cluster(), self._node, self._membership.incarnation.life)
 
     @property
     def settled(self) -> bool:
         """The store answers and has all that this agent knows: another one can read it there."""
         now = self._clock.now()
-        fresh = now - self._lease.beat_sent <= self._timing.heartbeat + self._timing.store_timeout
-        return (fresh or self._may_skip(now)) and self._lease.joined and not self._snapshot.recovering
+        fresh = now - self._membership.beat_sent <= self._timing.heartbeat + self._timing.store_timeout
+        return (fresh or self._may_skip(now)) and self._membership.joined and not self._snapshot.recovering
 
     async def reports_restart(self) -> bool:
         """Tell the others that this agent ends and is to be back soon. Whether the store answers, and has all that this
         agent knows."""
         self.advert.restarts(self._clock.wall())
         try:
-            await self._lease.beat()
+            await self._membership.beat()
         except (StoreRefusedError, StoreUnavailableError):
             return False
-        return self._lease.joined and not self._snapshot.recovering
+        return self._membership.joined and not self._snapshot.recovering
 
     def publish_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
@@ -245,7 +248,7 @@ class Agent:
             self._log.error("what this node may promise others cannot be ended: the lease is left to lapse")
             return
         try:
-            await self._lease.leave()
+            await self._membership.leave()
         except (StoreRefusedError, StoreUnavailableError) as error:  # away, recovering, or it has forgotten this node
             self._log.warning("the lease is left to lapse", why=str(error))
 
@@ -257,8 +260,8 @@ class Agent:
                 return
             started = self._clock.now()
             self.advert.date_health()
-            if not self._lease.lost:  # or workers that do not end would keep the lease of a life that is over
-                self._process.alive(cut_off=self._lease.away_since is not None)
+            if not self._membership.lost:  # or workers that do not end would keep the lease of a life that is over
+                self._process.alive(cut_off=self._membership.away_since is not None)
             self.advert.peer(self._process.address())
             self.advert.date_notice()
             self._host.ping()
@@ -270,8 +273,8 @@ class Agent:
             self._machine.alive()
             self._measure()
             wait = self._timing.heartbeat - (self._clock.now() - started)
-            if self._lease.next_lapse is not None:
-                wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
+            if self._membership.next_lapse is not None:
+                wait = min(wait, self._membership.next_lapse - self._clock.now() + 0.002)
             wait = min(wait, self._until_renewed(self._clock.now()))
             pause = self._pace.left(self._clock.now())
             due = self._clock.now() + max(wait, pause, 0.01)
@@ -287,18 +290,23 @@ class Agent:
         period = self._beat_period.period(snapshot.size)
         if period <= self._timing.heartbeat or rests_until is None:
             return False
-        if not (self._lease.joined and self._watch.answers and snapshot.complete):
+        if not (self._membership.joined and self._watch.answers and snapshot.complete):
             return False
         pulse = self._process.pulse()
         if pulse is None or now - pulse.renewed > 2 * self._timing.heartbeat:
             return False
-        if snapshot.recovering or snapshot.rereads or self._lease.away_since is not None or self._lease.has_news(now):
+        if (
+            snapshot.recovering
+            or snapshot.rereads
+            or self._membership.away_since is not None
+            or self._membership.has_news(now)
+        ):
             return False
         if self._process.unannounced() > snapshot.rev:
             return False
-        ends = [self._lease.beat_sent + period]
+        ends = [self._membership.beat_sent + period]
         ends += [snapshot.time_of(rests_until)] if rests_until else []
-        ends += [self._lease.next_lapse] if self._lease.next_lapse is not None else []
+        ends += [self._membership.next_lapse] if self._membership.next_lapse is not None else []
         return now < min(ends)
 
     def _until_renewed(self, now: float) -> float:
@@ -319,16 +327,16 @@ class Agent:
         """Measures the age of the lease, and what the pods use (as often as their states are published). Called after
         the beat, since other nodes wait for the beat."""
         now = self._clock.now()
-        self._lease.measure(now)
+        self._membership.measure(now)
         if now >= self._meter_at:
             self._meter_at = now + PODS_REFRESH
-            self._lease.usage = self._machine.usage(self._host.status(), now)
+            self._membership.usage = self._machine.usage(self._host.status(), now)
 
     async def _one_beat(self) -> None:
         try:
-            if not self._lease.joined:
+            if not self._membership.joined:
                 await self._join()
-            await self._lease.beat()
+            await self._membership.beat()
             self._beat_period.beaten()
             self._pace.answered()
             self._round.count()
@@ -343,21 +351,21 @@ class Agent:
 
     async def _join(self) -> None:
         """Join; where the life is over with a new one, and only once nothing of the old one runs here any more."""
-        if self._lease.lost:
+        if self._membership.lost:
             self._stop_everything()
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that is over still run here")
-            self._lease.renew_life()
+            self._membership.renew_life()
             self._process.alive(cut_off=False)
             self.advert.vouch()
-        await self._lease.join()
+        await self._membership.join()
         self.joined.set()
 
     async def _rounds(self) -> None:
         due: float | None = None
         while True:
             await wait_for(self._wake, None if due is None else max(0.001, due - self._clock.now()))
-            if not self._lease.joined:
+            if not self._membership.joined:
                 due = None
                 continue
             due = await self._until_settled()
@@ -367,7 +375,7 @@ class Agent:
         try:
             for _ in range(ROUNDS):
                 async with self._acting:
-                    if not (self._snapshot.certain and self._lease.joined):
+                    if not (self._snapshot.certain and self._membership.joined):
                         return None
                     if self._leaving:  # nobody would wait for the end of what is started now
                         return None
@@ -427,13 +435,13 @@ class Agent:
     @property
     def certain(self) -> bool:
         """Whether this agent knows all jobs. Then a job that it does not know does not exist any more."""
-        return self._lease.joined and self._lease.seasoned and self._snapshot.certain
+        return self._membership.joined and self._membership.seasoned and self._snapshot.certain
 
     def cluster(self) -> Cluster:
         snapshot = self._snapshot
         refused = self._verifier.look(
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.certain,
-            seasoned=self._lease.seasoned, unread=snapshot.unread,
+            seasoned=self._membership.seasoned, unread=snapshot.unread,
         )  # fmt: skip
         self._verifier.of_cluster(snapshot.cluster_uid)
         return snapshot.cluster(
@@ -463,21 +471,21 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        now, lease, bridged = self._clock.now(), self._lease, self._failsafe.bridged
+        now, membership, bridged = self._clock.now(), self._membership, self._failsafe.bridged
         return AgentHealth(
-            joined=lease.joined,
-            reason=lease.reason,
-            lease_left=lease.left(now),
-            beat_age=max(0.0, now - lease.beat_sent),
-            store_away_since=lease.away_since,
+            joined=membership.joined,
+            reason=membership.reason,
+            lease_left=membership.left(now),
+            beat_age=max(0.0, now - membership.beat_sent),
+            store_away_since=membership.away_since,
             loop_lag=self._lag,
             lent={uid: end - now for uid, end in bridged.lent.items() if end > now},
             not_lent=bridged.refusals,
             unsaved=self.saver.trouble,
-            store_unusable=lease.unusable,
-            unread=dict(lease.unread),
-            beyond=lease.beyond,
-            store_waits=self._snapshot.waits(now) if lease.away_since is None else "",
+            store_unusable=membership.unusable,
+            unread=dict(membership.unread),
+            beyond=membership.beyond,
+            store_waits=self._snapshot.waits(now) if membership.away_since is None else "",
             unreachable=self._reach.unreachable,
             undecided=self._undecided.now,
         )
@@ -494,5 +502,5 @@ class Agent:
         return await self._acknowledge(Saved(era=era, rev=rev))
 
     async def refresh(self) -> None:
-        await self._lease.beat()
+        await self._membership.beat()
         self._wake.set()

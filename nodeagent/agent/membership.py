@@ -230,7 +230,7 @@ class Membership:
         return self._first_join is not None and self._clock.now() >= self._first_join + wait
 
     async def beat(self) -> None:
-        """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
+        """Publish once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
         self._has_joined()
         queued = self._beats > 0
@@ -330,7 +330,7 @@ class Membership:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
-        self._renewed(beat, sent, pods, reply.era)
+        self._take_reply(beat, sent, pods, reply.era)
         self._answered = True
         self._metrics.store_roundtrip.observe(now - sent)
         await self._verify(reply.jobs, more=reply.more)
@@ -445,7 +445,7 @@ class Membership:
             self._process.wake()
             self.away_since, self.unusable = None, ""
 
-    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
+    def _take_reply(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
         self._answers()
         if beat.facts is not None:
             self._facts_sent = beat.facts

@@ -147,9 +147,9 @@ def unchecked(found: dict[str, Readiness], _cluster: Cluster) -> dict[str, Readi
 class Publisher:
     """Gives the lease what each beat carries of this node's pods, and sees when it is no more what was given last."""
 
-    def __init__(self, context: AgentContext, lease: Membership, checked: Checked, reach: Reach) -> None:
+    def __init__(self, context: AgentContext, membership: Membership, checked: Checked, reach: Reach) -> None:
         self._node, self._host = context.node, context.host
-        self._lease, self._check, self._reach = lease, checked, reach
+        self._membership, self._check, self._reach = membership, checked, reach
         self._unreachable = reach.unreachable
         self._ready: dict[str, Readiness] = {}
         self._checked: dict[str, Readiness] = {}
@@ -166,16 +166,16 @@ class Publisher:
         self._published = dated(brief, self._published, cluster.served)
         self.hold()
         pods = pod_states(cluster, self._node, statuses, self._unreachable)
-        if not self._lease.publish(self._published, pods):
+        if not self._membership.publish(self._published, pods):
             return False
-        await self._lease.beat()
+        await self._membership.beat()
         return True
 
     def hold(self) -> None:
         """Have the next beat, or join, say which devices are given to nobody."""
         kept = held(self._host.status())
-        if kept != self._lease.facts.held:
-            self._lease.facts = self._lease.facts.model_copy(update={"held": kept})
+        if kept != self._membership.facts.held:
+            self._membership.facts = self._membership.facts.model_copy(update={"held": kept})
 
     def is_news(self, cluster: Cluster) -> bool:
         """The neighbours' watch or a check before a job's start has changed what is to be published."""
@@ -198,10 +198,10 @@ change goes to the store."""
 class Advert:
     """The agent's own addresses, its node's health, and until when the node is there."""
 
-    def __init__(self, context: AgentContext, lease: Membership, cluster: str, key: ClusterKey) -> None:
+    def __init__(self, context: AgentContext, membership: Membership, cluster: str, key: ClusterKey) -> None:
         """``cluster``: its name."""
         self._node, self._clock, self._snapshot = context.node, context.clock, context.snapshot
-        self._lease, self._cluster, self._key = lease, cluster, key
+        self._membership, self._cluster, self._key = membership, cluster, key
         self._https: tuple[str, str] | None = None
         self._until = 0.0
         """When (our clock) the machine is taken away, if there is a notice."""
@@ -223,13 +223,13 @@ class Advert:
 
     def peer(self, address: str) -> None:
         """Where the lease process is asked."""
-        if address != self._lease.facts.peer:
+        if address != self._membership.facts.peer:
             self._publish(peer=address)
 
     def vouch(self) -> None:
         """Sign the https address for the life that the node has now."""
         if self._https is not None:
-            life = self._lease.incarnation.life
+            life = self._membership.incarnation.life
             self._publish(https=vouch(self._key, self._cluster, self._node, life, *self._https))
 
     def restarts(self, since: float) -> None:
@@ -244,7 +244,7 @@ class Advert:
     def date_health(self) -> None:
         """Have the next beat give the served time at which each verdict began, by how old it is for our wall clock:
         that may be wrong, and is compared with no other's."""
-        found, now = self._lease.facts.health, self._clock.now()
+        found, now = self._membership.facts.health, self._clock.now()
         if not self._snapshot.complete or all(verdict.since_served is not None for verdict in found):
             return
         served, wall, before = self._snapshot.served(now), self._clock.wall(), self._began
@@ -267,7 +267,7 @@ class Advert:
 
     def date_notice(self) -> None:
         """Have the next beat give the notice's end in served time, where what was given is not right any more."""
-        notice, now = self._lease.facts.notice, self._clock.now()
+        notice, now = self._membership.facts.notice, self._clock.now()
         if notice is None or not self._snapshot.complete:
             return
         until = max(1, self._snapshot.served(now) + millis(self._until - now))
@@ -276,8 +276,8 @@ class Advert:
 
     def note(self, kind: str, text: str) -> None:
         """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""
-        self._lease.notes.append(Note(kind=kind, text=text))
-        del self._lease.notes[:-MOST_NOTED]
+        self._membership.notes.append(Note(kind=kind, text=text))
+        del self._membership.notes[:-MOST_NOTED]
 
     def _publish(self, **facts: object) -> None:
-        self._lease.facts = self._lease.facts.model_copy(update=facts)
+        self._membership.facts = self._membership.facts.model_copy(update=facts)

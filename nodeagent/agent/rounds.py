@@ -163,7 +163,7 @@ class OwnPods:
     def __init__(
         self,
         context: AgentContext,
-        lease: Membership,
+        membership: Membership,
         applier: Applier,
         *,
         failsafe: FailsafeWatch,
@@ -173,7 +173,7 @@ class OwnPods:
         standbys: Callable[[], int],
     ) -> None:
         self._host, self._clock, self._metrics = context.host, context.clock, context.metrics
-        self._lease, self._applier, self._failsafe, self._commits = lease, applier, failsafe, commits
+        self._membership, self._applier, self._failsafe, self._commits = membership, applier, failsafe, commits
         self._stopwatch, self._pace, self._standbys = stopwatch, pace, standbys
         self._plan = PodPlan(context.node, context.undecided)
         self._actions: tuple[PodAction, ...] = ()
@@ -183,7 +183,7 @@ class OwnPods:
         """Plan for this view; the number of the plan, which is the last one's if nothing changed that it looks at."""
         self._promised = self._failsafe.promised(cluster)
         statuses, standbys = self._host.status(), self._standbys()
-        self._actions = self._plan(cluster, self._lease.incarnation, statuses, standbys, self._promised.keys())
+        self._actions = self._plan(cluster, self._membership.incarnation, statuses, standbys, self._promised.keys())
         return self._plan.made
 
     async def act(self, cluster: Cluster) -> tuple[bool, bool]:

@@ -516,11 +516,11 @@ RENEW_PAUSE = 3600.0
 class SignatureRenewal:
     """Two tasks of one agent, for as long as it runs."""
 
-    def __init__(self, context: AgentContext, lease: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
+    def __init__(self, context: AgentContext, membership: Membership, seal: Seal, verifier: AdmissionVerifier) -> None:
         self._store, self._clock, self._snapshot = context.store, context.clock, context.snapshot
-        self._lease, self._seal, self._verifier = lease, seal, verifier
+        self._membership, self._seal, self._verifier = membership, seal, verifier
         self._renewed: dict[str, float] = {}
-        self._log = structlog.get_logger("trust").bind(node=lease.node)
+        self._log = structlog.get_logger("trust").bind(node=membership.node)
 
     async def remember(self) -> None:
         """Write down what changed, whenever something has."""
@@ -538,7 +538,7 @@ class SignatureRenewal:
         """Look at all admissions, now and then."""
         while True:
             await asyncio.sleep(RENEW_LOOK)
-            if self._lease.joined and self._snapshot.complete and not self._snapshot.recovering:
+            if self._membership.joined and self._snapshot.complete and not self._snapshot.recovering:
                 await self._renew_due()
 
     async def _renew_due(self) -> None:
@@ -548,7 +548,7 @@ class SignatureRenewal:
             if job.uid in self._renewed or job.admission is None:
                 continue
             self._renewed[job.uid] = now
-            anew = self._seal.renewed(job, wall, self._lease.node)
+            anew = self._seal.renewed(job, wall, self._membership.node)
             try:
                 self._snapshot.absorb_job(await self._store.renew(job.uid, job.admission.signature, anew))
             except (StoreUnavailableError, StoreRefusedError) as error:

@@ -36,7 +36,7 @@ class EventWatch:
     def __init__(
         self,
         context: AgentContext,
-        lease: Membership,
+        membership: Membership,
         pace: WakePace,
         *,
         refresh: Callable[[], Awaitable[None]],
@@ -47,7 +47,7 @@ class EventWatch:
         self._node, self._heartbeat = context.node, context.timing.heartbeat
         self._store, self._clock, self._snapshot = context.store, context.clock, context.snapshot
         self._wake = context.host.changed
-        self._lease, self._pace, self._refresh, self._beat_now = lease, pace, refresh, beat_now
+        self._membership, self._pace, self._refresh, self._beat_now = membership, pace, refresh, beat_now
         self._allowance = Allowance(AT_ONCE, PER_SECOND)
         self._rests = 0
         """Waits one after the other whose entry was too long."""
@@ -57,14 +57,14 @@ class EventWatch:
 
     async def run(self) -> None:
         while True:
-            after = self._lease.newest_event
-            if not self._lease.joined:
+            after = self._membership.newest_event
+            if not self._membership.joined:
                 await asyncio.sleep(self._heartbeat)
                 continue
             try:
                 woken = await self._store.wake(after, WATCH, self._node, self._snapshot.concern(self._node))
                 self.answers, self._rests = True, 0
-                if woken.event != after and self._lease.joined:
+                if woken.event != after and self._membership.joined:
                     await self._take(woken)
             except TooMuchError as error:
                 self.answers = False
@@ -82,11 +82,11 @@ class EventWatch:
         if late := self._allowance.spend(1, self._clock.now()):
             await asyncio.sleep(late)
         if self._snapshot.absorb_jobs(woken.jobs):
-            self._lease.newest_event = woken.event
+            self._membership.newest_event = woken.event
             self._wake.set()
             return
         await self._refresh()
-        if event_order(self._lease.newest_event) < event_order(woken.event):
+        if event_order(self._membership.newest_event) < event_order(woken.event):
             # No step has written it, and it would wake us again at once.
             await asyncio.sleep(self._heartbeat)
 

@@ -30,7 +30,7 @@ from nodeagent.shim.worker import Parts, Worker
 GANG, WORKER, ROLE = "gang", "worker", "role"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 REFORM = (101, 102)
-"""Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
+"""Exit codes that ask for the whole gang to be formed anew (``plan.failure.blame.REFORM_CODES``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
 

@@ -42,16 +42,20 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     """What has become known of the fault that ended the generation before, where it is other than what was written
     down, or is a verdict that was waited for; None if there is nothing to do about it.
 
-    A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
+    A member that is gone and has not answered since was the cause, and costs nothing: the newcomer that failed (see
+    ``newcomers.py``) did so for its loss. Else it may be another worker's
     fault than the one that was reported first. What would end the job does so once everybody has answered.
     """
     entry = job.budget.get(str(job.last_number)) if job.budget else None
-    if job.generation is None or entry is None or not entry.counts or entry.kind not in COUNTS:
+    of_newcomer = entry is not None and entry.kind == "join_failed"
+    if job.generation is None or entry is None or not (of_newcomer or (entry.counts and entry.kind in COUNTS)):
         return None
     lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
     if lost:
         found = node_fault(cluster, job, lost, wall)
         return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
+    if of_newcomer:
+        return None
     awaits = awaited(cluster, job)
     known = (job.budget, job.last_reports, job.restarts, job.generation.state, awaits)
     fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry, awaits))

@@ -155,13 +155,22 @@ def remembered(
     }
     if not news and not job.setbacks:
         return None
-    kept = [one for one in job.setbacks if not _made_good(cluster, job, one)]
+    innocent = _acquitted(job, spend)
+    found_before = (one for one in job.setbacks if (one.node, one.kind) != (innocent, "failed"))
+    kept = [one for one in found_before if not _made_good(cluster, job, one)]
     for i, one in enumerate(kept):
         if (again := news.pop((one.node, one.kind, one.life), None)) is not None:
             kept[i] = again.model_copy(update={"times": one.times + 1})
     new = sorted(news.values(), key=lambda one: (one.node, one.kind))
     found = tuple(sorted((*kept, *new), key=lambda one: one.at)[-KEPT:])  # stable
     return None if found == job.setbacks else found
+
+
+def _acquitted(job: JobRecord, spend: BudgetEntry | None) -> str:
+    """The newcomer that was taken for the one at fault, where it is known by now that a lost node was; else empty."""
+    before = job.budget.get(str(job.last_number))
+    is_lost = spend is not None and spend.kind == "node_lost"
+    return before.node if is_lost and before is not None and before.kind == "join_failed" else ""
 
 
 def _late(cluster: Cluster, generation: Generation) -> Iterator[Setback]:

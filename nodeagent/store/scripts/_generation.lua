@@ -186,9 +186,11 @@ end
 local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
 
 -- Keeps the reports of an active generation, and the members that must answer before its fault (spend entry or nil) is
--- judged. A later entry that does not count is the judgement.
+-- judged: one that counts, or that a newcomer is taken for, since a lost node may have been the cause. A later entry that
+-- does not count is the judgement.
 local function close_generation(job, entry)
-  local counts = entry and cjson.decode(entry).counts
+  local spent = entry and cjson.decode(entry) or {}
+  local counts = spent.counts or spent.kind == 'join_failed'
   if job.generation_state ~= 'active' then
     if entry and not counts then
       put_entries(job, 'silent', {})

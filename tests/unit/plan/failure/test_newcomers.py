@@ -19,6 +19,7 @@ from tests.unit.plan.build import (
     VICTIM,
     WALL,
     failed,
+    life,
     make_cluster,
     make_exit,
     make_generation,
@@ -64,6 +65,25 @@ def free(job: JobRecord, nodes: tuple[str, ...] = ("n1", "n2", "n3")) -> Propose
     assert step.spend is not None and not step.spend.counts and step.spend.kind == "join_failed"
     assert "n3" not in step.members and not step.planned
     return step
+
+
+def test_a_newcomer_that_failed_for_a_lost_node_is_acquitted() -> None:
+    """Its report came first, before the lease of the node that had lost its power was over."""
+    generation = make_generation(["n1", "n2"], state="forming", number=6, holders=["n2"], acks=["n1"])
+    cause = generation.cause.model_copy(update={"kind": "join_failed", "node": "n3"})
+    entry = spend("join_failed", at=NOW - 3000, counts=False).model_copy(update={"node": "n3"})
+    job = make_job(
+        "forming", generation.model_copy(update={"cause": cause}), spec=make_spec(size=(1, 3), restarts=NONE), active=5
+    )
+    accused = Setback(node="n3", kind="failed", times=1, at=NOW - 3000)
+    update = {"budget": {"5": entry}, "last_number": 5, "silent": {"n2": life("n2")}, "setbacks": (accused,)}
+    job = job.model_copy(update=update)
+    assert not isinstance(take(job).step, Propose), "n2 may answer yet"
+    step = decide(make_cluster(["n1", "n2", "n3"], job, lapsed=["n2"]), job, WALL).step
+    assert isinstance(step, Propose)
+    assert (step.cause.kind, step.cause.node) == ("node_lost", "n2")
+    assert step.spend is not None and not step.spend.counts
+    assert step.setbacks is not None and all(one.node != "n3" for one in step.setbacks)
 
 
 def test_the_gang_goes_on_without_it_and_nothing_is_spent() -> None:
