@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,11 @@ class Door:
     def speak(self, data: bytes, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
         """A connection on which this was sent."""
         context = context or trusting()
-        secure = context.wrap_socket(socket.create_connection((ADDRESS, self.port), 30), server_hostname=ADDRESS)
-        secure.sendall(data)
+        with ExitStack() as closing:  # a connection that is reset may be taken for one that never was
+            link = closing.enter_context(socket.create_connection((ADDRESS, self.port), 30))
+            secure = closing.enter_context(context.wrap_socket(link, server_hostname=ADDRESS))
+            secure.sendall(data)
+            closing.pop_all()
         return secure
 
 
