@@ -204,9 +204,8 @@ class Applier:
                 return None  # its record has not been read yet: the next round tries again
             signed = record.facts.model_copy(update={"address": job.generation.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
-        me = me.model_copy(
-            update={"facts": self._membership.facts}
-        )  # what the store has of it, others may have written
+        # What the store has of it, others may have written.
+        me = me.model_copy(update={"facts": self._membership.facts})
         addresses = {name: record.facts.address for name, record in nodes.items()}
         return StartOrder(
             token=job.generation.token,

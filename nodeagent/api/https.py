@@ -120,11 +120,16 @@ class HttpsServer:
                 host = f"[{self._address}]" if ":" in self._address else self._address
                 self._notify(f"https://{host}:{listening.getsockname()[1]}", certificate)
                 assert runner.server is not None
+                failed: OSError | None = None
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(keeper.watch_tokens(self._bounds.tokens))
-                    await door.serve(listening, runner.server)
-            except* OSError as group:  # accepting is impossible
-                raise group.exceptions[0] from None
+                    watch = tasks.create_task(keeper.watch_tokens(self._bounds.tokens))
+                    try:
+                        await door.serve(listening, runner.server)
+                    except OSError as error:  # by itself, not as one of a group, for who tries again
+                        failed = error
+                    watch.cancel()
+                if failed is not None:
+                    raise failed
             finally:
                 await runner.cleanup()
                 door.hang_up()

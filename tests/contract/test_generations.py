@@ -523,6 +523,20 @@ async def test_who_has_yet_to_answer_is_kept_until_they_do(bench: Bench) -> None
     assert (job.silent, generation(job).state) == ({}, "active")
 
 
+async def test_a_fault_that_a_newcomer_is_taken_for_stays_open_until_the_others_have_answered(bench: Bench) -> None:
+    """It costs nothing, but a lost node may have been its cause."""
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2", "n3")
+    job = await bench.report(job, "n1", "failed")
+    of_newcomer = spend().model_copy(update={"kind": "join_failed", "counts": False})
+    job = await bench.propose(job, "n2", "n3", spend=of_newcomer)
+    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}
+    job = await bench.ack(job, "n2")
+    assert job.silent == {"n3": "n3-a"}
+    job = await bench.propose(job, "n2", spend=FREE)
+    assert (job.silent, job.budget["1"]) == ({}, FREE)
+
+
 async def test_a_life_that_came_after_the_fault_does_not_answer_for_the_one_before(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")

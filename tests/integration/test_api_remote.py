@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from structlog.testing import capture_logs
 
 from nodeagent.api.https import ServerBounds
 from nodeagent.ctl.main import cli
+from tests.descriptors import few_files
 from tests.integration.remote_support import (
     ADDRESS,
     TOKENS,
@@ -29,6 +31,7 @@ from tests.integration.remote_support import (
     trusting,
     write_tokens,
 )
+from tests.ports import free_port
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 USER, UID = "nobody", pwd.getpwnam("nobody").pw_uid
@@ -237,8 +240,9 @@ def test_what_follows_with_a_token_ends_soon_after_the_token_is_removed(agent: L
         with door.speak(kept.encode()) as stays, door.speak(removed.encode()) as goes:
             assert stays.recv(12) == goes.recv(12) == b"HTTP/1.1 200"
             write_tokens(tokens, {"operates": TOKENS["operates"]})
+            end = time.monotonic() + 20
             while goes.recv(65536):
-                pass
+                assert time.monotonic() < end, "it goes on"
             stays.setblocking(False)
             with contextlib.suppress(ssl.SSLWantReadError):
                 assert stays.recv(65536), "hung up on, too"
@@ -376,6 +380,19 @@ def test_who_comes_too_often_is_hung_up_on_before_tls_and_keeps_no_place(agent: 
         for _ in range(8):
             with pytest.raises(OSError):
                 door.speak(b"").close()
+
+
+def test_who_comes_while_there_is_no_descriptor_ends_nobody_and_others_are_served_after(
+    agent: LiveAgent, tmp_path: Path
+) -> None:
+    tokens, config = str(write_tokens(tmp_path / "tokens.yaml", TOKENS)), agent.view.config
+    ports = config.ports.model_copy(update={"api": free_port()})  # the same when it listens again
+    agent.view.config = config.model_copy(update={"ports": ports})
+    with capture_logs() as logged, https(agent, agent.view, ServerBounds(retry=0.05), tokens=tokens) as door:
+        with few_files(1), socket.socket() as caller:
+            caller.connect((ADDRESS, door.port))
+            agent.until(lambda: any("not served over https" in line["event"] for line in logged))
+        agent.until(lambda: ctl(door, tmp_path, "get").exit_code == 0)
 
 
 def test_one_caller_has_half_of_the_connections_at_most(agent: LiveAgent, tmp_path: Path) -> None:
