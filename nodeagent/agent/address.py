@@ -21,14 +21,12 @@ from nodeagent.agent.machine import (
     routed_address,
 )
 
-LOOK = 5.0
+LOOK_EVERY = 5.0
 """Seconds between two looks at the machine's addresses."""
 
 Take = Callable[[str, str | None], Awaitable[None]]
 """Has all that must know it take the new address, and the interface that gloo has to be given (``gloo_interface``).
 May raise OSError: then it is tried again."""
-
-
 Look = Callable[[str, str], tuple[str, str]]
 """As ``look_again``."""
 
@@ -45,7 +43,7 @@ class AddressWatch:
         self._moved = asyncio.Event()
         self._log = structlog.get_logger("address")
 
-    async def run(self, take: Take, pause: float = LOOK) -> None:
+    async def run(self, take: Take, pause: float = LOOK_EVERY) -> None:
         """Until cancelled; returns at once where there is nothing to look for."""
         while (look := self._look) is not None:
             await self._once(look, take)

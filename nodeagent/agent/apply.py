@@ -393,12 +393,8 @@ class CommitRequests:
         self._comparison = Comparison(context, membership)
         self._due: dict[str, float] = {}
         """When (our clock) to put a job's checkpoint back, by job (uid), or queues or windows."""
-        self._membership, self._store, self._host, self._snapshot = (
-            membership,
-            context.store,
-            context.host,
-            context.snapshot,
-        )
+        self._membership, self._store = membership, context.store
+        self._host, self._snapshot = context.host, context.snapshot
         self._log = structlog.get_logger("commits").bind(node=membership.node)
 
     @property
@@ -414,10 +410,8 @@ class CommitRequests:
             wanted = status.commit
             if wanted is None:
                 continue
-            membership, log = (
-                self._membership,
-                self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number),
-            )
+            membership = self._membership
+            log = self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number)
             try:
                 pointer = Checkpoint(name=wanted.name, step=wanted.step, number=wanted.token.number, order=wanted.order)
             except ValidationError as error:  # the shim is the job's user's

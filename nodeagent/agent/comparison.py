@@ -26,12 +26,8 @@ class Comparison:
     """Of one agent's decisions, or of its workers' commits: neither waits for when the other's were compared."""
 
     def __init__(self, context: AgentContext, membership: Membership) -> None:
-        self._membership, self._store, self._snapshot, self._clock = (
-            membership,
-            context.store,
-            context.snapshot,
-            context.clock,
-        )
+        self._membership, self._store = membership, context.store
+        self._snapshot, self._clock = context.snapshot, context.clock
         self._compared: dict[str, tuple[int, float]] = {}
         """Revision and time (our clock), by job."""
         self._log = structlog.get_logger("comparison").bind(node=membership.node)

@@ -56,7 +56,7 @@ class LocalGang:
         self._exits = Exits(parts, self._ended, self._reaping, self._reaped)
         self.grace = Grace(parts, self.workers, self._write_early, self._kill_all)
         self.restarts = Restarts(
-            parts, self.workers, self._launcher, lambda: self._is_ending, self._refuse_again, self.on_fence
+            parts, self.workers, self._launcher, lambda: self._is_ending, self._refuse_while_others_run, self.on_fence
         )
         self._hook: Hook | None = None
         self._post_stop_done = False
@@ -201,7 +201,7 @@ class LocalGang:
         self.parts.changed()
         self.settle()
 
-    def _refuse_again(self, why: str) -> None:
+    def _refuse_while_others_run(self, why: str) -> None:
         """A worker cannot be started. Others run: they are ended."""
         self.refused = why
         self._end_others()
@@ -232,7 +232,7 @@ class LocalGang:
     def _reaped(self, w: Worker, code: int, record: dict[str, Any]) -> None:
         if w.runtime_failure and not (w.stopped or self._is_ending):
             w.record, self.runtime_failed = record, True
-            self._refuse_again(w.runtime_failure)
+            self._refuse_while_others_run(w.runtime_failure)
             return
         if code and not w.stopped:
             self.taken = self.taken or self.parts.taken()

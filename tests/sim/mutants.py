@@ -43,7 +43,8 @@ from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
 from nodeagent.plan.nodes import candidates, health, setbacks
 from nodeagent.plan.nodes.labels import Tree
-from nodeagent.plan.placing import laying, places
+from nodeagent.plan.placing import places
+from nodeagent.plan.placing import roles as placed_roles
 from nodeagent.plan.placing.places import Ground, Site
 from nodeagent.plan.pods import running as running_pod
 from nodeagent.plan.pods import stopping
@@ -591,7 +592,7 @@ def roles_shrink_to_nothing(patch: pytest.MonkeyPatch) -> None:
     def fewer(roles: Sequence[Role], sites: Sequence[Site], known: Tree) -> Ground:
         return Ground([one.model_copy(update=_least_one(one)) for one in roles], sites, known)
 
-    patch.setattr(laying, "Ground", fewer)
+    patch.setattr(placed_roles, "Ground", fewer)
 
 
 def places_keep_their_gaps(patch: pytest.MonkeyPatch) -> None:

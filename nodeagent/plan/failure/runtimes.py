@@ -15,13 +15,12 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Generation
 from nodeagent.plan.cluster import Cluster, natural, some
 from nodeagent.plan.failure.faults import final_report
+from nodeagent.plan.failure.judgement import MOST_NAMED
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.setbacks import runtime_failed
 
 ENOUGH = 8
 """Nodes that are tried at most before the job is said to be at fault."""
-MOST_NAMED = 5
-"""Nodes that the reason of the job's end names."""
 PATIENCE = 10.0
 """Seconds from the start of a gang within which podman fails on all nodes, if it is the job's fault."""
 

@@ -21,8 +21,8 @@ from nodeagent.plan.nodes.health import remarkable
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.setbacks import joined_at
 from nodeagent.plan.placing.arranging import arrange, arranged, may_move
-from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import Placement, choose
+from nodeagent.plan.placing.roles import soon
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.heldback import with_aside

@@ -21,8 +21,8 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
 from nodeagent.plan.placing.arranging import arranged, may_move
-from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import Placement, choose, needs
+from nodeagent.plan.placing.roles import soon
 from nodeagent.plan.placing.topology import closer, gang_of
 from nodeagent.plan.queueing import dependencies, heldback, queue
 from nodeagent.plan.queueing.elastic import making_room

@@ -1,6 +1,6 @@
 """Which nodes a job gets: the gang as a whole or nothing. Survivors first, then those ready, up to the target; no more
 than the ceiling of its queues allows (``ceilings.py``), as they should lie (``arranging.py``), and of several roles a
-node for each place (``laying.py``).
+node for each place (``roles.py``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nodeagent.plan.nodes.candidates import Candidate, candidates, ranked
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.arranging import arrange, arranged, looked_at
 from nodeagent.plan.placing.ceilings import allowed, allowed_together
-from nodeagent.plan.placing.laying import lay, sizes_of, without_places
 from nodeagent.plan.placing.places import Layout
+from nodeagent.plan.placing.roles import lay, sizes_of, without_places
 from nodeagent.plan.placing.topology import gang_of, most
 
 

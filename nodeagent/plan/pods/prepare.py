@@ -24,7 +24,7 @@ from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.nodes.setbacks import doubtful
 from nodeagent.plan.placing.arranging import arrange, arranged, may_move
-from nodeagent.plan.placing.laying import soon
+from nodeagent.plan.placing.roles import soon
 from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.heldback import line

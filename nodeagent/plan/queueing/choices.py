@@ -12,7 +12,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.nodes.candidates import Candidate, NodeKind, asked, kind_of, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.laying import could_lay, count_on, lay
+from nodeagent.plan.placing.roles import could_lay, count_on, lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
 from nodeagent.plan.queueing.departures import UNKNOWN, alike_for, departures, free_at, working_nodes
 from nodeagent.plan.queueing.room import shut_for

@@ -39,8 +39,8 @@ from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.ceilings import cheapest
 from nodeagent.plan.placing.counts import RoleRoom, count_places, room_of
-from nodeagent.plan.placing.laying import could_choose, could_soon, soon
 from nodeagent.plan.placing.placement import choose
+from nodeagent.plan.placing.roles import could_choose, could_soon, soon
 from nodeagent.plan.placing.topology import gang_of, most
 
 

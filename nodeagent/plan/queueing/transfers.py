@@ -20,7 +20,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
 from nodeagent.plan.queueing.makingroom import fill_up, make_room
 from nodeagent.plan.queueing.nodeledger import Given, NodeLedger, runs
-from nodeagent.plan.queueing.placeroom import PlaceRoom
+from nodeagent.plan.queueing.roles import PlaceRoom
 
 MOST_PLACES = 4
 """So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""

@@ -23,9 +23,9 @@ from nodeagent.plan.fairshare.queues import ceiling
 from nodeagent.plan.fairshare.resources import of_devices, together
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes import candidates
-from nodeagent.plan.placing.laying import soon
 from nodeagent.plan.placing.placement import choose
 from nodeagent.plan.placing.places import _Try
+from nodeagent.plan.placing.roles import soon
 from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, transfers
 from nodeagent.plan.queueing.queue import NEXT
 from nodeagent.plan.queueing.reservations import reserved

@@ -1,7 +1,7 @@
 """Nodes for all places of a job of several roles that waits, or nothing: idle ones, and of what others could leave as
 little as will do.
 
-How places are laid out is ``placing/laying.py``'s, who may have to leave something ``nodeledger.py``'s.
+How places are laid out is ``placing/roles.py``'s, who may have to leave something ``nodeledger.py``'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from nodeagent.model.job import JobRecord
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import Resources, least, of_places, together
 from nodeagent.plan.nodes.candidates import Candidate, NodeKind, kind_of
-from nodeagent.plan.placing.laying import count_on, lay
 from nodeagent.plan.placing.places import Layout
+from nodeagent.plan.placing.roles import count_on, lay
 from nodeagent.plan.queueing.nodeledger import NodeLedger
 
 
