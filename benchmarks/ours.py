@@ -187,6 +187,11 @@ class Ours:
         request: dict[str, object] = {"do": "start", "node": node} if node in there else {"do": "add"}
         control.ask(self.cluster().layout.control, request)
 
+    def next_node(self) -> str:
+        """The name of a node that was never there: one that was lost soon after it had joined is not taken again at
+        once (``plan/nodes/setbacks.py``)."""
+        return f"n{len(self.status()['nodes']) + 1}"
+
     def _clear_away(self) -> None:
         try:
             if clusters(self._folders):

@@ -102,7 +102,7 @@ ROWS = {
     "node_joins": Row(
         "third node joins: training stands still",
         GROWING,
-        lambda t: faults.join_node(t, "n3", FULL, GROWN),
+        lambda t: faults.join_node(t, t.next_node(), FULL, GROWN),
         5,
         lambda t: faults.join_node(t, "n3", FULL, GROWN),
         2,
