@@ -23,7 +23,7 @@ from nodeagent import __version__
 from nodeagent.agent.questions import Names
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import LoanRow, Promises, Table
-from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, Tls, order_file, read_order, write_order
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, Tls, read_order, remove_order, write_order
 from nodeagent.lease.statefiles import (
     Bridged,
     Pulse,
@@ -63,6 +63,8 @@ LOOK = 0.01
 """Seconds between two looks whether it has its lock."""
 END_LIMIT = 2.0
 """Seconds for one that was asked to end."""
+SCRIPTS = {"renew": "renew_lease", "leave": "leave", "let_go": "let_go"}
+"""Of an order, by its fields."""
 LOG = "lease.log"
 LONGEST_LOG = 1 << 20
 """Bytes of its log; a longer one begins anew at its next start."""
@@ -160,7 +162,7 @@ class LocalLeaseProcess:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_order(self._folder, order)
+            write_order(self._folder, order, {step.sha: step.source for step in map(load, SCRIPTS.values())})
         except OSError as error:
             self._complain(f"the lease process's order cannot be written: {error}")
             return
@@ -198,7 +200,7 @@ class LocalLeaseProcess:
     def end(self) -> None:
         self._order, self._tended, self._ended = None, False, True
         try:
-            order_file(self._folder).unlink(missing_ok=True)
+            remove_order(self._folder)
         except OSError as error:
             self._complain(f"the order that gives the lease back cannot be written: {error}")
         self._changed.set()
@@ -269,7 +271,6 @@ class LocalLeaseProcess:
         reached, timing = self._store.reached, self.config.timing
         if reached is None:
             return None
-        steps = {"renew": load("renew_lease"), "leave": load("leave"), "let_go": load("let_go")}
         return LeaseOrder(
             boot=self._boot, node=self._node, life=life, start=start, era=era,
             heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
@@ -278,7 +279,7 @@ class LocalLeaseProcess:
             patience=self.config.without_agent, grace=self.config.drain,
             prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
             server=Server(reached.path, reached.address, reached.port, self._login.greeting(), self._tls(reached)),
-            **{name: StoreScript(step.sha, step.source) for name, step in steps.items()}, door=self._door,
+            **{name: load(step).sha for name, step in SCRIPTS.items()}, door=self._door,
         )  # fmt: skip
 
     def _tls(self, reached: Reached) -> Tls | None:

@@ -30,7 +30,7 @@ from nodeagent.lease.grants import (
 )
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.links import LeaseLinks, StoreAnswer
-from nodeagent.lease.order import order_file, read_order
+from nodeagent.lease.order import order_file, read_order, script_of
 from nodeagent.lease.peers import PeerPort
 from nodeagent.lease.statefiles import (
     NOBODY,
@@ -326,7 +326,7 @@ class Process:
                 arguments |= {"start": order.start, "why": core.departure.why}
             now = boottime()
             words = (order.prefix, order.record_version, json.dumps(arguments))
-            links.ask(call, now, now + order.fence, step, *words)
+            links.ask(call, now, now + order.fence, script_of(self._folder, step), *words)
 
     def _read_answers(self) -> None:
         """Of the store."""

@@ -1,11 +1,13 @@
 """What the agent has the lease process do: whose lease it renews, where, and how long it does so on its own.
 
-``<run>/lease/order.json`` is the agent's, private, and replaced as a whole. Standard library only.
+``<run>/lease/order.json`` is the agent's, private, and replaced as a whole; so are its scripts, in files beside it.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +41,9 @@ class StoreScript(NamedTuple):
     """A script, as the agent knows it."""
 
     sha: str
-    source: str
+    file: Path
+    """With its source. It is read only for a server that does not know the script: the sources are longer than all
+    else that a lease process has to hold."""
 
 
 class LeasePort(NamedTuple):
@@ -80,9 +84,10 @@ class LeaseOrder(NamedTuple):
     prefix: str
     record_version: str
     server: Server
-    renew: StoreScript
-    leave: StoreScript
-    let_go: StoreScript
+    renew: str
+    leave: str
+    let_go: str
+    """Hashes of scripts (``script_of``)."""
     door: LeasePort
 
     @property
@@ -91,21 +96,38 @@ class LeaseOrder(NamedTuple):
         return self.node, self.life, self.start, self.era
 
 
-STEPS = ("renew", "leave", "let_go")
-"""Fields of an order that are scripts."""
-
-
 def order_file(folder: Path) -> Path:
     return folder / "order.json"
 
 
-def write_order(folder: Path, order: LeaseOrder) -> None:
-    """Raises OSError."""
+def script_of(folder: Path, sha: str) -> StoreScript:
+    """Of an order in this folder. The file's name is the hash: no script of another version comes in its place."""
+    return StoreScript(sha, folder / f"{sha}.lua")
+
+
+def write_order(folder: Path, order: LeaseOrder, sources: Mapping[str, str]) -> None:
+    """``sources``: of its scripts, by their hashes. They are there before the order is; those of the order before it,
+    until it is. Raises OSError."""
+    scripts = {script_of(folder, sha).file: source for sha, source in sources.items()}
+    for file, source in scripts.items():
+        write_atomic(file, source, durable=False)
     server = order.server
     plain = server._asdict() | {"tls": None if server.tls is None else server.tls._asdict()}
-    steps = {name: getattr(order, name)._asdict() for name in STEPS}
-    data = order._asdict() | {"server": plain, "door": order.door._asdict()} | steps
+    data = order._asdict() | {"server": plain, "door": order.door._asdict()}
     write_atomic(order_file(folder), json.dumps(data), durable=False)
+    _remove_scripts(folder, scripts)
+
+
+def remove_order(folder: Path) -> None:
+    """Raises OSError."""
+    order_file(folder).unlink(missing_ok=True)
+    _remove_scripts(folder, ())
+
+
+def _remove_scripts(folder: Path, kept: Container[Path]) -> None:
+    for file in folder.glob("*.lua"):
+        if file not in kept:
+            file.unlink(missing_ok=True)
 
 
 def read_order(folder: Path, boot: str) -> LeaseOrder | None:
@@ -121,7 +143,6 @@ def read_order(folder: Path, boot: str) -> LeaseOrder | None:
     tls = server.pop("tls")
     greeting = tuple(tuple(words) for words in server.pop("greeting"))
     place = Server(**server, greeting=greeting, tls=None if tls is None else Tls(**tls))
-    data |= {name: StoreScript(**data.pop(name)) for name in STEPS}
     door = data.pop("door")
     first, last = door.pop("ports")
     return LeaseOrder(**data, server=place, door=LeasePort(**door, ports=(first, last)))

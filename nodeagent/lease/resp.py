@@ -97,8 +97,8 @@ class Talk:
             raise self._described(error) from error
 
     def evaluate(self, until: float, step: StoreScript, prefix: str, *arguments: str) -> Steps[Reply]:
-        """Run a script on the keys that begin with ``prefix``, sending the source only where the server does not know
-        it yet."""
+        """Run a script on the keys that begin with ``prefix``. Its source is read, and sent, only where the server does
+        not know it yet."""
         line = self._line
         if line is None:
             raise TalkError("there is no connection")
@@ -111,7 +111,7 @@ class Talk:
             except ErrorReply as error:
                 if not str(error).startswith("NOSCRIPT"):
                     raise
-            yield from line.send(("EVAL", step.source, *words))
+            yield from line.send(("EVAL", _source(step), *words))
             return (yield from line.receive())
         except OSError as error:
             self.close()
@@ -331,6 +331,14 @@ class _Line:
     def _require_socket(self) -> socket.socket:
         assert self._socket is not None
         return self._socket
+
+
+def _source(step: StoreScript) -> str:
+    try:
+        return step.file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        why = error.strerror or error
+        raise TalkError(f"it lacks a script that cannot be read from {step.file} either ({why})") from error
 
 
 def _encoded(words: tuple[str, ...]) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.lease.grants import Grant, GrantAnswer, answer_file, grants_folder, make_grant, read_grant_of
-from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, order_file, write_order
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, remove_order, write_order
 from nodeagent.lease.statefiles import (
     NOBODY,
     LeaseStatus,
@@ -40,12 +40,11 @@ SECRET = "73656372657421"
 
 def order(server: Server, **changes: Any) -> LeaseOrder:
     """For ``NODE``: as an agent with a quick heartbeat gives it."""
-    scripts = {"renew": load("renew_lease"), "leave": load("leave"), "let_go": load("let_go")}
-    steps = {name: StoreScript(step.sha, step.source) for name, step in scripts.items()}
     plain = LeaseOrder(
         boot=boot_id(), node=NODE, life=LIFE, start=1, era="", heartbeat=0.1, lease=3.0, fence=2.2, kill=0.2,
         promise=0.1, timeout=0.5, failsafe=1.0, failsafe_limit=3600.0, patience=3600.0, grace=3600.0,
-        prefix=prefix(CLUSTER), record_version=str(RECORD_VERSION), server=server, **steps,
+        prefix=prefix(CLUSTER), record_version=str(RECORD_VERSION), server=server,
+        renew=load("renew_lease").sha, leave=load("leave").sha, let_go=load("let_go").sha,
         door=LeasePort("127.0.0.1", (0, 0), SECRET),
     )  # fmt: skip
     return plain._replace(**changes)
@@ -65,9 +64,10 @@ class Node:
 
     def give(self, order: LeaseOrder | None) -> None:
         if order is None:
-            order_file(self.folder).unlink()
+            remove_order(self.folder)
         else:
-            write_order(self.folder, order)
+            steps = map(load, ("renew_lease", "leave", "let_go"))
+            write_order(self.folder, order, {step.sha: step.source for step in steps})
 
     def say(self, word: object) -> None:
         """Waits until somebody listens."""

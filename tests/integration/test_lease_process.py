@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader, grant_key, write_grant
-from nodeagent.lease.order import LeaseOrder, order_file
+from nodeagent.lease.order import LeaseOrder, order_file, script_of
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.job import JobEvent
 from nodeagent.model.world import Generation
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.scripts import load
 from tests.contract.bench import Bench, generation
 from tests.descriptors import few_files_of
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
@@ -282,6 +283,24 @@ async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
     assert await node.ended() == 0
     assert node.grant() == NOTHING
     assert node.status.state == "idle"
+
+
+async def test_a_server_that_has_forgotten_the_scripts_is_sent_them_again(world: World, node: Node) -> None:
+    """From their files; without these, the store is away until an agent has written them again."""
+    world.begin(**PATIENT)
+    await node.renewed_again()
+    sha = load("renew_lease").sha
+
+    async def known() -> bool:
+        return await ask(world.server, "SCRIPT", "EXISTS", sha) == [1]
+
+    await ask(world.server, "SCRIPT", "FLUSH")
+    await until(known)
+    script_of(node.folder, sha).file.unlink()
+    await ask(world.server, "SCRIPT", "FLUSH")
+    await node.until(lambda: "lacks a script that cannot be read" in node.status.why)
+    node.give(world.order(**PATIENT))
+    await node.until(lambda: not node.status.why)
 
 
 async def test_an_order_that_cannot_be_read_changes_nothing(world: World, node: Node) -> None:

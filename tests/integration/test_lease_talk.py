@@ -24,9 +24,9 @@ from tests.ports import free_port
 from tests.unit.lease.build import done
 
 pytestmark = pytest.mark.redis
-SOURCE = "return { 1, KEYS[1], ARGV[1], ARGV[2] }"
 BOUND = 5.0
-STEP = StoreScript(hashlib.sha1(SOURCE.encode(), usedforsecurity=False).hexdigest(), SOURCE)
+ECHO = Path(__file__).with_name("echo.lua")
+STEP = StoreScript(hashlib.sha1(ECHO.read_bytes(), usedforsecurity=False).hexdigest(), ECHO)
 
 
 @pytest.fixture
@@ -79,13 +79,14 @@ async def test_it_knows_the_server_by_the_name_that_the_agent_knows(servers: Yar
         assert asked(to(place)) == [1, "na:{test}:", link.run_id, "6"]
 
 
-async def test_a_user_with_a_password_and_a_database(servers: Yard, to: Callable[..., Talk]) -> None:
+async def test_a_user_with_a_password_and_a_database(servers: Yard, to: Callable[..., Talk], tmp_path: Path) -> None:
     server = await servers.server("user default off", "user ann on >pw ~* +@all")
     login, database = ("AUTH", "ann", "pw"), ("SELECT", "3")
     talk = to(at(server, login, database))
     opened(talk)
-    source = "redis.call('SET', KEYS[1], 1) return redis.call('INFO', 'keyspace')"
-    assert "db3:keys=1" in str(done(talk.evaluate(boottime() + BOUND, StoreScript("0" * 40, source), "k")))
+    step = StoreScript("0" * 40, tmp_path / "step")
+    step.file.write_text("redis.call('SET', KEYS[1], 1) return redis.call('INFO', 'keyspace')")
+    assert "db3:keys=1" in str(done(talk.evaluate(boottime() + BOUND, step, "k")))
     for greeting in ((), (("AUTH", "ann", "no"),), (database, login)):
         with pytest.raises(TalkError, match=r"NOAUTH|WRONGPASS"):
             opened(to(at(server, *greeting)))

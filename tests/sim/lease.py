@@ -11,7 +11,7 @@ from nodeagent.lease.core import Core, Departure, State
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.links import MOST_LINKS
-from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server
 from nodeagent.lease.peers import Message
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, jobs_and_numbers
@@ -28,7 +28,6 @@ from tests.sim.virtual import SimClock
 BACK = 0.1
 """Seconds until a lease process that was killed is there again: whoever supervises it starts it at once."""
 _NOWHERE = Server(path="", host="", port=0, greeting=(), tls=None)
-_NONE = StoreScript(sha="", source="")
 _DOOR = LeasePort(address="", ports=(0, 0), secret="")
 
 
@@ -302,7 +301,7 @@ class SimLease:
             lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
             timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
             patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
-            server=_NOWHERE, renew=_NONE, leave=_NONE, let_go=_NONE, door=_DOOR,
+            server=_NOWHERE, renew="", leave="", let_go="", door=_DOOR,
         )  # fmt: skip
         if order != self.order:
             self.order = order

@@ -14,7 +14,7 @@ from nodeagent.lease.links import LeaseLinks, Outcome, StoreAnswer, StoreSilence
 from nodeagent.lease.order import Server, StoreScript
 from tests.unit.lease.test_resp import INFO, bulk
 
-STEP = StoreScript("a" * 40, "return 1")
+STEP = StoreScript("a" * 40, Path("nowhere"))
 TIMEOUT, FENCE = 0.5, 2.2
 BOUND = 10.0
 

@@ -15,7 +15,7 @@ from nodeagent.lease.grants import NOTHING, Grant, grants_folder, make_grant, re
 from nodeagent.lease.order import LeasePort, write_order
 from nodeagent.lease.statefiles import address_reader, find_holder, lease_folder
 from nodeagent.osutil.linux import boot_id
-from tests.unit.lease.build import ORDER
+from tests.unit.lease.build import ORDER, SOURCES
 
 BOUND = 20.0
 CODE = "from nodeagent.lease import main; main.IDLE_EXIT = {idle}; main.main()"
@@ -101,7 +101,7 @@ def test_where_others_ask_is_had_later_if_it_cannot_be_had_now(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     door = LeasePort("127.0.0.1", (port, port), "73656372657421")
-    write_order(folder, ORDER._replace(boot=boot_id(), door=door))
+    write_order(folder, ORDER._replace(boot=boot_id(), door=door), SOURCES)
     code = FAILS_TWICE.format(module=module, name=name, error=error)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         try:

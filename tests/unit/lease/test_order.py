@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.core import Departure
-from nodeagent.lease.order import LeaseOrder, Server, StoreScript, Tls, order_file, read_order, write_order
+from nodeagent.lease.order import LeaseOrder, Server, Tls, order_file, read_order, remove_order, script_of, write_order
 from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
@@ -35,17 +35,15 @@ from nodeagent.lease.statefiles import (
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
 from tests.descriptors import seen_with
 from tests.unit.lease.build import ORDER as PLAIN
+from tests.unit.lease.build import SOURCES
 
-ORDER = PLAIN._replace(
-    server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))), renew=StoreScript("a", "return 1"),
-    leave=StoreScript("b", "return 2"), let_go=StoreScript("c", "return 3"),
-)  # fmt: skip
+ORDER = PLAIN._replace(server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))))
 OVER_TLS = ORDER._replace(server=ORDER.server._replace(tls=Tls("ca", "", "", "name")))
 
 
 @pytest.mark.parametrize("order", [ORDER, OVER_TLS, ORDER._replace(server=Server("/s", "", 0, (), None))])
 def test_an_order_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path, order: LeaseOrder) -> None:
-    write_order(tmp_path, order)
+    write_order(tmp_path, order, SOURCES)
     assert read_order(tmp_path, "b") == order
     assert order_file(tmp_path).stat().st_mode & 0o777 == 0o600
 
@@ -70,8 +68,33 @@ def test_without_a_descriptor_nothing_counts_as_not_written(tmp_path: Path) -> N
 
 def test_there_is_none(tmp_path: Path) -> None:
     assert read_order(tmp_path, "b") is None
-    write_order(tmp_path, ORDER)
+    write_order(tmp_path, ORDER, SOURCES)
     assert read_order(tmp_path, "another boot") is None
+
+
+def test_its_scripts_lie_beside_it_as_long_as_it_does(tmp_path: Path) -> None:
+    def sources() -> dict[str, str]:
+        return {file.stem: file.read_text() for file in tmp_path.glob("*.lua")}
+
+    write_order(tmp_path, ORDER, SOURCES)
+    assert sources() == SOURCES
+    assert script_of(tmp_path, ORDER.renew).file.read_text() == SOURCES[ORDER.renew]
+    assert order_file(tmp_path).stat().st_size < 2000, "it is read without them"
+    later = {"d": "return 4", "b": "return 2", "c": "return 3"}
+    write_order(tmp_path, ORDER._replace(renew="d"), later)
+    assert sources() == later
+    for _ in range(2):
+        remove_order(tmp_path)
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_order_that_cannot_be_written_takes_no_script_from_the_one_before(tmp_path: Path) -> None:
+    write_order(tmp_path, ORDER, SOURCES)
+    (tmp_path / "order.json.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_order(tmp_path, ORDER._replace(renew="d"), {"d": "return 4"})
+    assert read_order(tmp_path, "b") == ORDER
+    assert all(script_of(tmp_path, sha).file.read_text() == source for sha, source in SOURCES.items())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', "1"])
@@ -83,7 +106,7 @@ def test_what_is_no_order_is_reported(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("change", [{"new": 1}, {"fence": None}])
 def test_an_order_of_another_version_is_reported(tmp_path: Path, change: dict[str, object]) -> None:
-    write_order(tmp_path, ORDER)
+    write_order(tmp_path, ORDER, SOURCES)
     data = json.loads(order_file(tmp_path).read_text()) | change
     order_file(tmp_path).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
     with pytest.raises(TypeError):

@@ -17,7 +17,7 @@ from nodeagent.osutil.linux import boottime
 from tests.unit.lease.build import done
 
 INFO = b"role:master\r\nrun_id:r1\r\nmaster_replid:h1\r\n"
-STEP = StoreScript("a" * 40, "return 1")
+STEP = StoreScript("a" * 40, Path("nowhere"))
 BOUND = 30.0
 """Seconds for a server that answers: a busy machine may take some."""
 PATIENCE = 0.3
@@ -28,8 +28,8 @@ def opened(talk: Talk, bound: float = BOUND) -> None:
     done(talk.greet(boottime() + bound))
 
 
-def asked(talk: Talk, *words: str, bound: float = BOUND) -> Reply:
-    return done(talk.evaluate(boottime() + bound, STEP, *words))
+def asked(talk: Talk, *words: str, bound: float = BOUND, step: StoreScript = STEP) -> Reply:
+    return done(talk.evaluate(boottime() + bound, step, *words))
 
 
 def bulk(text: bytes) -> bytes:
@@ -114,14 +114,26 @@ def test_replies(lie: Lie, sent: bytes, reply: resp.Reply) -> None:
     assert liar.received == [b"*1\r\n" + bulk(b"INFO"), b"*7\r\n" + b"".join(map(bulk, words))]
 
 
-def test_the_source_is_sent_only_where_it_is_not_known(lie: Lie) -> None:
+def test_the_source_is_read_and_sent_only_where_it_is_not_known(lie: Lie, tmp_path: Path) -> None:
     talk, liar = lie(bulk(INFO), b"-NOSCRIPT No matching script.\r\n", b":1\r\n", b":2\r\n")
+    step = STEP._replace(file=tmp_path / "script")
+    step.file.write_text("return 1")
     opened(talk)
-    assert asked(talk, "p", "é") == 1
-    assert asked(talk, "p") == 2
+    assert asked(talk, "p", "é", step=step) == 1
+    step.file.unlink()
+    assert asked(talk, "p", step=step) == 2
     words = (b"EVAL", b"return 1", b"1", b"p", b"r1-h1", "é".encode())
     assert liar.received[2] == b"*6\r\n" + b"".join(map(bulk, words))
     assert liar.received[3].startswith(b"*5\r\n$7\r\nEVALSHA")
+
+
+def test_a_source_that_cannot_be_read_is_a_trouble_as_another(lie: Lie) -> None:
+    talk, _ = lie(bulk(INFO), b"-NOSCRIPT No matching script.\r\n", silent=True)
+    opened(talk)
+    with pytest.raises(TalkError, match=r"lacks a script that cannot be read from nowhere either \(No such file"):
+        asked(talk, "p")
+    with pytest.raises(TalkError, match="there is no connection"):
+        asked(talk, "p")
 
 
 def test_the_greeting_and_the_question_who_it_is_take_one_round_trip(lie: Lie) -> None:
