@@ -31,8 +31,6 @@ from nodeagent.plan.fairshare.resources import used
 from nodeagent.plan.fairshare.usage import add, since_written
 from nodeagent.plan.nodes.devices import booked
 
-EVERY = 1000
-"""Milliseconds from one look to the next, while nothing changes."""
 MAX_SERIES = 100
 """Queues and users that have series of their own, by kind of device; all others are ``others`` together."""
 
@@ -77,23 +75,14 @@ class DeviceTime:
             registry=registry,
         )
         self._served: int | None = None
-        self._seen: Cluster | None = None
-        """The view as of which time was last counted."""
         self._held: Mapping[tuple[str, str], _Share] = {}
         """By job (uid) and kind of device, as of then."""
         self._known: set[Whose] = set()
 
-    def look(self, cluster: Cluster, node: str) -> None:
-        """Count if something has changed, or ``EVERY`` has passed. Else what is held stays so, and this time is counted
-        with the next."""
-        last = self._seen
-        same = last is not None and cluster.jobs is last.jobs and cluster.nodes is last.nodes
-        if last is None or not same or cluster.served >= last.served + EVERY:
-            self.count(cluster, node)
-
     def count(self, cluster: Cluster, node: str) -> None:
-        """What was held when this was last counted was held until now. Of what a fault cost a job, and of its overhead,
-        each of its nodes bears the part that it has of the job's devices."""
+        """What was held when this was last counted was held until now: to be called with each change, and before
+        somebody reads it. Of what a fault cost a job, and of its overhead, each of its nodes bears the part that it has
+        of the job's devices."""
         if self._served is not None and cluster.served > self._served:
             class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
             for (uid, kind), share in self._held.items():
@@ -104,7 +93,7 @@ class DeviceTime:
                 for counter, ms, before in zip((self.lost, self.overhead), now, share.wasted, strict=True):
                     counter.labels(*labels).inc(max(0.0, (ms - before) * share.part / 1000))
         self._served = max(cluster.served, self._served or 0)
-        self._held, self._seen = _held(cluster, node), cluster
+        self._held = _held(cluster, node)
 
     def _series(self, whose: Whose) -> Whose:
         if whose not in self._known and len(self._known) >= MAX_SERIES:

@@ -77,6 +77,8 @@ class Rounds:
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
         self._rests_until = 0
         """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
+        self._counted: tuple[Mapping[str, JobRecord] | None, int, str] = None, 0, ""
+        """The view that was counted last: its jobs, revision and era."""
 
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
@@ -142,10 +144,15 @@ class Rounds:
 
     def count(self) -> None:
         """Count the jobs' restarts, and the time that devices were in use, as the newest view shows them: of an older
-        one than was counted before, some would be counted twice."""
-        if self._snapshot.complete:
-            self._restarts.look(self._snapshot.jobs)
-            self._metrics.devices.look(self._cluster(), self._node)
+        one than was counted before, some would be counted twice. Nothing where no record has changed since: then what
+        was held still is (``Metrics.catch_up``)."""
+        if not self._snapshot.complete:
+            return
+        jobs, rev, era = self._snapshot.jobs, self._snapshot.rev, self._snapshot.era
+        if self._counted[0] is not jobs or self._counted[1:] != (rev, era):
+            self._counted = jobs, rev, era
+            self._restarts.look(jobs)
+            self._metrics.devices.count(self._cluster(), self._node)
 
     def _at_rest(self, cluster: Cluster, plan: int) -> bool:
         """The last round found nothing to do that time alone could change, and sees what this one would see: with many

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.agent.apply import Applier
-from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.metrics import Metrics, RestartCounter
 from nodeagent.agent.rounds import PodPlan, ProposalTurns, Rounds
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
@@ -162,19 +162,50 @@ class Nothing:
     publish = remove = shelve = tell_recoveries = none
 
 
-def the_rounds(view: Callable[[], Cluster], store: Proposals, undecided: Undecided) -> Rounds:
-    """Of n1, with nothing to do but the jobs' next steps."""
+def the_rounds(
+    view: Callable[[], Cluster], store: Proposals, undecided: Undecided, snapshot: Snapshot | None = None
+) -> Rounds:
+    """Of n1, with nothing to do but the jobs' next steps. ``snapshot``: one of which there is something to count."""
+    metrics = Metrics()
     nothing, none = cast(Any, Nothing()), cast(Any, None)
     context = cast(Any, SimpleNamespace(
         node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict),
         clock=SimpleNamespace(now=itertools.count().__next__, wall=lambda: WALL), random_id=lambda: "g",
-        snapshot=Snapshot(Timing()), metrics=None, undecided=undecided,
+        snapshot=snapshot or Snapshot(Timing()), metrics=metrics, undecided=undecided,
     ))  # fmt: skip
     applier = Applier(context, cast(Any, Me()), seal=none, verifier=none, stopwatch=none, reach=none)
     return Rounds(
         context, view, own=nothing, publisher=nothing, turns=ProposalTurns(context, applier), ended=nothing,
-        restarts=none,
+        restarts=RestartCounter("n1", metrics),
     )  # fmt: skip
+
+
+def test_what_was_counted_is_looked_at_again_only_when_a_record_has_changed() -> None:
+    """With each beat, it would be a part of what an agent at rest does."""
+    snapshot, looks = Snapshot(Timing()), list[int]()
+    job = make_job("running", GENERATION, active=1)
+
+    def view() -> Cluster:
+        looks.append(snapshot.rev)
+        return RUNS
+
+    def count(times: int = 2) -> list[int]:
+        looks.clear()
+        for _ in range(times):
+            rounds.count()
+        return looks
+
+    rounds = the_rounds(view, Proposals(), Undecided("n1", Metrics().left_undecided), snapshot)
+    assert count() == [], "of a view that is not whole nobody knows what it lacks"
+    snapshot.rev, snapshot.complete = 5, True
+    assert count() == [5]
+    snapshot.rev = 6  # as of a node
+    assert count() == [6]
+    snapshot.absorb_job(job.model_copy(update={"rev": 7}))  # by a wake, before the beat that brings the revision
+    assert count() == [6]
+    snapshot.era = "another"
+    assert count() == [6]
+    assert count() == []
 
 
 async def test_jobs_behind_one_whose_step_fails_each_time_are_decided() -> None:

@@ -79,7 +79,7 @@ async def running(folder: Path, counted: Metrics | None = None) -> tuple[FakeVie
     view.node_health.monitor.take_event(DeviceEvent("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
     view.node_health.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
-    metrics.devices.look(replace(view.cluster(), served=0), "n1")
+    metrics.devices.count(replace(view.cluster(), served=0), "n1")
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)
     metrics.recovered("digits", "worker_failed", {"formed": 0.02, "whole": 0.04})
