@@ -311,7 +311,8 @@ class LocalLeaseProcess:
                 before = trouble
                 if trouble:
                     self._log.error(trouble)
-            if self._tended and (order := self._order) is not None:
+            order = self._order
+            if self._tended and order is not None and order.server.greeting != self._login.greeting():
                 self._tend(order.life, order.start, order.era)
 
     # --- that it runs

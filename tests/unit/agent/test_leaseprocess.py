@@ -19,10 +19,13 @@ from structlog.testing import capture_logs
 from nodeagent import __version__
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.lease.order import LeasePort
 from nodeagent.lease.statefiles import lease_folder, wake_socket
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import bind_private
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.wire import Reached
 from tests.descriptors import few_files
 
 BOUND = 20.0
@@ -174,3 +177,30 @@ async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> No
                 await keeping
             child.returncode = None  # the agent leaves it behind
             child.kill()
+
+
+async def test_an_order_is_worked_out_once_a_beat(tmp_path: Path) -> None:
+    """And once more only where there is another password."""
+    asked = list[int]()
+
+    class There:
+        @property
+        def reached(self) -> Reached:
+            asked.append(1)
+            return Reached("/s", "", "", 0)
+
+    (tmp_path / "password").write_text("pw")
+    (tmp_path / "password").chmod(0o600)
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    with_password = config.model_copy(update={"redis": RedisConfig(password_file=tmp_path / "password")})
+    for one in (config, with_password):
+        asked.clear()
+        process = LocalLeaseProcess(one, "n1", There(), "", LeasePort("127.0.0.1", (0, 0), ""))
+        renewing = asyncio.create_task(process._renew_password())
+        for _ in range(3):
+            process.tend("l1", 1, "e1")
+            await asyncio.sleep(0.05)
+        renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await renewing
+        assert len(asked) == 3
