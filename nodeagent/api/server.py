@@ -228,14 +228,14 @@ class ApiServer:
     async def _listen_http(self) -> None:
         """Raises OSError."""
         port = self._view.config.ports.api
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((ADDRESS, port))
-            sock.listen(BACKLOG)
+            sock = _listening(port)
         except OSError as error:
-            sock.close()
-            raise OSError(await asyncio.to_thread(why_not, port, error)) from error
+            why = await asyncio.to_thread(why_not, port, error)
+            try:
+                sock = _listening(port)  # whoever had it may have gone while that was looked up: then nobody has it
+            except OSError:
+                raise OSError(why) from error
         try:
             runner, server = await self._runner(local_socket=False)
         except BaseException:
@@ -275,6 +275,19 @@ class ApiServer:
                     self.socket_path.unlink()
             except FileNotFoundError:
                 return
+
+
+def _listening(port: int) -> socket.socket:
+    """On loopback. Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((ADDRESS, port))
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _make_way(path: Path) -> None:

@@ -7,8 +7,10 @@ import os
 import socket
 import stat
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -91,6 +93,29 @@ async def test_a_taken_port_ends_no_agent_and_is_listened_on_when_it_is_free(tmp
     assert names(view.config.dirs.run) == []
     (line,) = [line for line in logged if "not served on loopback" in line["event"]]
     assert line["why"].endswith(f"Address already in use; the port belongs to uid {os.geteuid()}")
+
+
+async def test_a_port_that_is_let_go_while_its_holder_is_looked_for_is_listened_on_at_once(tmp_path: Path) -> None:
+    """The log said that the port is taken, and that nobody has it; and it was tried again only after a pause."""
+    view = FakeView(tmp_path)
+    with structlog.testing.capture_logs() as logged, socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        view.config = view.config.model_copy(update={"ports": view.config.ports.model_copy(update={"api": port})})
+
+        class LetsGo(ThreadPoolExecutor):
+            def submit(self, *work: Any, **more: Any) -> Future[Any]:
+                other.close()
+                return super().submit(*work, **more)
+
+        async with ApiServer(view, MetricsPage(Metrics()), retry=600.0) as server:
+            assert server.http_url == ""
+            asyncio.get_running_loop().set_default_executor(LetsGo(1))
+            async with asyncio.timeout(30):
+                await server.run()
+            assert server.http_url == f"http://127.0.0.1:{port}"
+    assert logged == []
 
 
 @pytest.mark.parametrize(
