@@ -112,7 +112,7 @@ def store_away(
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
-    goes_on = "running jobs go on on failsafe time from their failsafe members"
+    goes_on = f"running jobs go on{', those of this node on failsafe time' if view.health().lent else ''}"
     done = {
         "none": goes_on,
         "refused": f"nothing was changed, and nothing can be until it answers; {goes_on}",

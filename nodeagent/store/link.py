@@ -127,6 +127,11 @@ class StoreLink:
         """Raises NotPrimaryError for a replica: it refuses writes, and its data may be old."""
         require_primary(self.info)
 
+    @property
+    def has_ended(self) -> bool:
+        """Its connection leads nowhere any more, as far as this process knows by now."""
+        return self._connection is None or self._connection.has_ended
+
     async def ask(self, *command: str | int) -> Any:
         """Send one command and read its reply."""
         if self._connection is None:
@@ -201,7 +206,7 @@ class Links:
         try:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = self._idle.pop() if self._idle else StoreLink(self._endpoint, self._patience)
+            link = await self._unused() or StoreLink(self._endpoint, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:
@@ -221,6 +226,16 @@ class Links:
             self._idle.append(link)
         finally:
             self._room.release()
+
+    async def _unused(self) -> StoreLink | None:
+        """An idle link, if there is one. What closes connections that are not used for long (the server's ``timeout``,
+        a firewall) costs no request: those links are dropped."""
+        while self._idle:
+            link = self._idle.pop()
+            if not link.has_ended:
+                return link
+            await link.drop()
+        return None
 
     async def _enter(self) -> None:
         """Waits for room for one more request."""

@@ -159,6 +159,12 @@ class Connection:
         peer = writer.get_extra_info("peername") if writer is not None else None
         return Reached("", self._at[0], peer[0], peer[1]) if peer else None
 
+    @property
+    def has_ended(self) -> bool:
+        """The server has closed it, or the network has lost it, as far as this process knows by now."""
+        reader = self._connection._reader
+        return reader is None or reader.at_eof() or reader.exception() is not None
+
     async def send(self, *words: str | int) -> None:
         """Send one command; its reply is the next one that was not received yet."""
         self._require_open()

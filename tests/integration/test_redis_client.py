@@ -133,6 +133,22 @@ async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, s
         await unavailable(store.remove("u1"))  # only the first call meets the old connection
 
 
+async def test_a_link_that_was_closed_while_nobody_used_it_costs_no_request(
+    server: PrivateRedis, store: RedisStore
+) -> None:
+    """By the server's own ``timeout``, or by what lies between: the first request of each kind after an hour failed, as
+    if the store were away."""
+    bench = Bench(store)
+    await bench.up("n1")
+    await store.events("0-0", 1)
+    await store.submit("u1", spec(), 0, 1.0, "ann", "r1")
+    await raw(server, "CLIENT", "KILL", "TYPE", "normal")
+    await until_clients(server, 1)
+    await store.events("0-0", 1)
+    await store.submit("u2", spec("other"), 0, 1.0, "ann", "r2")
+    await bench.beat("n1")
+
+
 async def test_a_wrong_password_is_reported_as_wrong(server: PrivateRedis) -> None:
     await raw(server, "CONFIG", "SET", "requirepass", "secret")
     store = connect(f"unix://:guess@{server.socket}", "test", 2.0)

@@ -14,14 +14,14 @@ import pytest
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
-from nodeagent.api.errors import HICCUP
+from nodeagent.api.errors import HICCUP, store_away
 from nodeagent.api.serializers import lent_json, pods_json
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.base import StoreRefusedError, StoreUnusableError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.errors import waits_for
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
@@ -126,6 +126,14 @@ async def served(view: FakeView) -> AsyncIterator[aiohttp.ClientSession]:
 async def answered(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
     async with session.get(path) as answer:
         return answer.status, await answer.json()
+
+
+def test_an_answer_names_failsafe_time_only_where_something_runs_on_it(tmp_path: Path) -> None:
+    """Whoever asked over a link that was dead was told that the jobs run on it, while the agent's own beats came."""
+    view = FakeView(tmp_path)
+    assert "failsafe" not in store_away(view, "none", StoreUnavailableError("it did not answer")).message
+    view.away_since, view.lent = time.time() - 40, {"u1": 2.0}
+    assert "running jobs go on, those of this node on failsafe time" in store_away(view, "none").message
 
 
 async def test_alive_but_not_ready(tmp_path: Path) -> None:
