@@ -192,7 +192,7 @@ class Applier:
         me = self._snapshot.node(self._membership.node)
         if job.generation is None or me is None:
             return None
-        not_after = min(self._membership.fence_at, self._host.granted(job.uid))
+        not_after = min(self._membership.fence_at, self._host.granted(job.uid).until)
         if self._clock.now() >= not_after:
             # Its shim would refuse, at the job's cost: the next round tries again, with time or without a lease.
             return None

@@ -81,8 +81,9 @@ class LeaseProcess(Protocol):
     def wake(self) -> None:
         """There is a new grant file, or the store answers again."""
 
-    def alive(self, cut_off: bool) -> None:
-        """The agent is there. ``cut_off``: the store has not answered what it asked last."""
+    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
+        """The agent is there. ``cut_off``: the store has not answered what it asked last. ``stands_still``: and others
+        may wait for what it has to start or to report, while nothing runs here."""
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         """By this it asks for failsafe time, and lends it, from now on. False if the order cannot be written: then it
@@ -180,8 +181,9 @@ class LocalLeaseProcess:
     def wake(self) -> None:
         self._send({})
 
-    def alive(self, cut_off: bool) -> None:
-        self._send({"alive": True, "cut_off": True} if cut_off else {"alive": True})
+    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
+        facts = {"alive": True, "cut_off": cut_off, "stands_still": stands_still}
+        self._send({fact: True for fact, holds in facts.items() if holds})
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._known = Table(self._boot, self._node, life, leaving, jobs)

@@ -251,8 +251,8 @@ class Process:
                 return urgent
             now = boottime()
             match _word(data):
-                case {"alive": True, "cut_off": True}:
-                    self._core.agent_seen(now, cut_off=True)
+                case {"alive": True, "cut_off": True, **rest}:
+                    self._core.agent_seen(now, cut_off=True, stands_still="stands_still" in rest)
                 case {"alive": True}:
                     self._core.agent_seen(now)
                 case {**rest} if not rest:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from nodeagent.lease.grants import Grant
 from nodeagent.model.base import Listed, Record, Whole
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
@@ -235,8 +236,8 @@ class PodHost(Protocol):
         """Answer a request to commit: it is committed, or ``refused`` says why not."""
         ...
 
-    def granted(self, uid: str) -> float:
-        """Until when (CLOCK_BOOTTIME) the lease process lets this pod run; 0 if there is no such pod."""
+    def granted(self, uid: str) -> Grant:
+        """What the lease process lets this pod do; ``NOTHING`` if there is no such pod."""
         ...
 
     def ping(self) -> None:

@@ -20,7 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nodeagent.lease.grants import ANSWERS, grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
+from nodeagent.lease.grants import (
+    ANSWERS,
+    NOTHING,
+    Grant,
+    grant_keys,
+    grants_folder,
+    make_grant,
+    read_grant_of,
+    remove_grant,
+)
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
@@ -264,8 +273,8 @@ class ShimHost:
     def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
         self._command(uid, "committed", request=request.model_dump(), refused=refused)
 
-    def granted(self, uid: str) -> float:
-        return read_grant_of(grants_folder(self._run), folder_name(uid)).until if uid in self._pods else 0.0
+    def granted(self, uid: str) -> Grant:
+        return read_grant_of(grants_folder(self._run), folder_name(uid)) if uid in self._pods else NOTHING
 
     def ping(self) -> None:
         self._pings += 1

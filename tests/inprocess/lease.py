@@ -59,7 +59,7 @@ class Words:
     def wake(self) -> None:
         """There is nobody to be woken."""
 
-    def alive(self, cut_off: bool) -> None:
+    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
         self.cut_off.append(cut_off)
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:

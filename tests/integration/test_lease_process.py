@@ -275,6 +275,19 @@ async def test_an_agent_that_says_that_it_is_cut_off_makes_its_node_mute_and_kee
     assert node.grant().until > boottime()
 
 
+async def test_one_that_is_cut_off_and_stands_still_counts_as_silent(world: World, node: Node) -> None:
+    world.begin(patience=1.0)
+    await node.renewed_again()
+
+    def stops() -> bool:
+        node.say({"alive": True, "cut_off": True, "stands_still": True})
+        return node.grant().stop_before > 0
+
+    await node.until(stops)
+    assert node.status.state == "stopping"
+    assert node.status.why.startswith("its agent was cut off from the store for 1 s")
+
+
 async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
     world.begin()
     await node.renewed_again()

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 
+from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
@@ -111,8 +112,8 @@ class SimHost:
     def committed(self, uid: str, commit_request: CommitRequest, refused: str) -> None:
         self._do(lambda: self._machine.committed(uid, commit_request))
 
-    def granted(self, uid: str) -> float:
-        return self._machine.granted(uid)
+    def granted(self, uid: str) -> Grant:
+        return self._machine.grants.get(uid, NOTHING)
 
     def ping(self) -> None:
         self._do(self._machine.ping)

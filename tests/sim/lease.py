@@ -316,9 +316,9 @@ class SimLease:
             self.core.urge(self.clock.now())
         self._words.set()
 
-    def hear(self, cut_off: bool) -> None:
+    def hear(self, cut_off: bool, stands_still: bool) -> None:
         if self.core is not None:
-            self.core.agent_seen(self.clock.now(), cut_off)
+            self.core.agent_seen(self.clock.now(), cut_off, stands_still)
 
     def know(self, node: str, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> None:
         table = Table("", node, life, leaving, jobs)
@@ -347,8 +347,8 @@ class SimLeaseProcess:
     def wake(self) -> None:
         self._say(self._lease.wake)
 
-    def alive(self, cut_off: bool) -> None:
-        self._say(lambda: self._lease.hear(cut_off))
+    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
+        self._say(lambda: self._lease.hear(cut_off, stands_still))
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._say(lambda: self._lease.know(self._node, life, leaving, jobs))

@@ -140,6 +140,53 @@ def test_a_gang_trains_on_with_a_member_whose_agent_is_cut_off() -> None:
     simulate(3, scenario)
 
 
+def test_a_member_whose_agent_is_cut_off_as_it_acknowledges_is_replaced() -> None:
+    """Its acknowledgement is there, and it never reads that all are: it starts nothing, and the others' workers waited
+    for its own until their own time was over, which cost their budget."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+
+        def acknowledged() -> list[str]:
+            generation = c.job("j").generation
+            forming = generation is not None and generation.state == "forming"
+            return [n for n in generation.members if n not in generation.missing] if generation and forming else []
+
+        await c.until(lambda: bool(acknowledged()), 30, "one has acknowledged")
+        stuck = c.nodes[acknowledged()[0]]
+        stuck.link.agent_loses = "large replies"
+        await c.until(lambda: c.job("j").phase == "running", 5, "it is active")
+        await asyncio.sleep(2 * TIMING.lease)
+        assert not stuck.machine.pods["uid-j"].alive and there(c, stuck)
+        await running(c, 2, limit=AgentConfig().without_agent + 5)
+        now = c.job("j").generation
+        assert now is not None and stuck.name not in now.members
+        assert not any(entry.counts for entry in c.job("j").budget.values())
+        stuck.link.restore()
+        await c.until(lambda: there(c, stuck), 5.0, "the node is there again")
+
+    simulate(3, scenario)
+
+
+def test_a_fault_that_a_cut_off_agent_cannot_report_is_found_when_its_patience_is_over() -> None:
+    """The other workers wait for the one that failed, and do not fail themselves."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        generation = c.job("j").generation
+        assert generation is not None
+        stuck = c.nodes[generation.ordered()[0].node]
+        stuck.link.agent_loses = "requests"
+        stuck.machine.peers = lambda *_about: None
+        await asyncio.sleep(2 * TIMING.lease)
+        stuck.machine.worker_ends(UID, 0, signal=9)
+        await running(c, 2, limit=AgentConfig().without_agent + 5)
+        assert not any(entry.counts for entry in c.job("j").budget.values())
+
+    simulate(3, scenario)
+
+
 def test_a_store_that_answers_nobody_for_a_while_makes_no_agent_count_as_cut_off() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)

@@ -6,12 +6,15 @@ How a report reads is ``report.py``'s, what follows from it ``failure/faults.py`
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Generation, PodReport
-from nodeagent.plan.cluster import natural
+from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.failure.policies import tasks_asked_for
 from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
+from nodeagent.plan.nodes.members import present_members
 from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, Release, ReportPod, Start, StartRole, Stop, StopRole
 from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.plan.pods.report import (
@@ -169,3 +172,27 @@ def _look(case: PodCase, generation: Generation, status: PodStatus) -> LookAtWor
         if done or others or any(r.state == "succeeded" for r in generation.reports.values()):
             return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
+
+
+def stands_still(
+    cluster: Cluster, node: str, life: str, statuses: Mapping[str, PodStatus], barred: Callable[[str], float]
+) -> bool:
+    """Nothing runs on this node, and a gang may wait for what has not begun here, or for a fault that was not reported.
+    ``barred``: the newest generation of a job (uid) that the node has let go of. Of an agent that has read nothing
+    since its start the pods alone say so: one of them has promised what it has not started."""
+    if not all(status.quiet for status in statuses.values()):
+        return False
+    if not cluster.jobs:
+        return any(pod.highest is not None and pod.highest != pod.generation for pod in statuses.values())
+    for uid, job in cluster.jobs.items():
+        generation, member, status = job.generation, present_members(job).get(node), statuses.get(uid)
+        if generation is None or member is None or member.life != life or generation.number <= barred(uid):
+            continue
+        if final_report(generation.reports.get(node)):
+            continue
+        if status is None or status.generation != generation.token:
+            return True
+        report = read_report(of_member(status, member))
+        if report is None or report.state != "succeeded":
+            return True
+    return False

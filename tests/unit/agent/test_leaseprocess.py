@@ -151,7 +151,10 @@ async def test_with_that_it_is_there_the_agent_says_whether_it_is_cut_off(tmp_pa
         bind_private(ear, wake_socket(lease_folder(tmp_path)))
         process.alive(cut_off=False)
         process.alive(cut_off=True)
-        assert [json.loads(ear.recv(100)) for _ in range(2)] == [{"alive": True}, {"alive": True, "cut_off": True}]
+        process.alive(cut_off=True, stands_still=True)
+        words = [json.loads(ear.recv(100)) for _ in range(3)]
+        cut_off = {"alive": True, "cut_off": True}
+        assert words == [{"alive": True}, cut_off, cut_off | {"stands_still": True}]
 
 
 async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> None:

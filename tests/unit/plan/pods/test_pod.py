@@ -23,6 +23,7 @@ from nodeagent.plan.pods.actions import (
     asks_the_store,
 )
 from nodeagent.plan.pods.pod import plan_pods
+from nodeagent.plan.pods.running import stands_still
 from nodeagent.pods.base import GivenUp, PodStatus, Rendezvous
 from nodeagent.pods.environment import worker_environments
 from tests.unit.plan.build import (
@@ -393,6 +394,49 @@ def test_a_node_of_another_life_is_no_member() -> None:
     running = status("running", generation=NEW, workers=RUNNING)
     (action,) = plan_pods(cluster, "n1", Incarnation(life="reborn", start=1), {UID: running}, 2)
     assert action == Stop(UID, None, "this node is not in the newest generation")
+
+
+# --- its agent cannot read or tell anything
+
+
+NOT_STARTED = status("exited", generation=OLD, highest=NEW, workers=ENDED, exits=(make_exit(code=0),))
+CRASHED = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=7),))
+DONE = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=0),))
+UP = status("running", generation=NEW, highest=NEW, workers=RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "barred", "still"),
+    [
+        (forming(), NOT_STARTED, 0, True),
+        (forming(holders=(), acks=("n1",)), NOT_STARTED, 0, True),
+        (forming(), None, 0, True),
+        (forming(members=("n2",)), NOT_STARTED, 0, False),
+        (active(), NOT_STARTED, 0, True),
+        (active(), NOT_STARTED, 2, False),
+        (active(), UP, 0, False),
+        (active(), CRASHED, 0, True),
+        (active(), CRASHED, 2, False),
+        (active({"n1": failed(make_exit(code=7))}), CRASHED, 0, False),
+        (active(), DONE, 0, False),
+        (active({"n1": SUCCEEDED}), status("gone"), 0, False),
+        (make_job("holding", make_generation(["n1"], state="ended")), NOT_STARTED, 0, False),
+    ],
+)
+def test_a_node_stands_still_if_others_may_wait_for_what_it_has_to_start_or_to_tell(
+    job: JobRecord, pod: PodStatus | None, barred: int, still: bool
+) -> None:
+    pods = {UID: pod} if pod is not None else {}
+    cluster = make_cluster(["n1", "n2"], job)
+    assert stands_still(cluster, "n1", life("n1"), pods, lambda _uid: barred) is still
+    busy = pods | {"another": UP.model_copy(update={"uid": "another"})}
+    assert not stands_still(cluster, "n1", life("n1"), busy, lambda _uid: barred), "something runs"
+    assert not stands_still(cluster, "n1", "reborn", pods, lambda _uid: barred), "a member in another life"
+
+
+@pytest.mark.parametrize(("pod", "still"), [(NOT_STARTED, True), (DONE, False), (UP, False), (status("ready"), False)])
+def test_an_agent_that_has_read_nothing_goes_by_what_its_pods_have_promised(pod: PodStatus, still: bool) -> None:
+    assert stands_still(make_cluster(["n1"]), "n1", life("n1"), {UID: pod}, lambda _uid: 0.0) is still
 
 
 # --- given up
