@@ -23,7 +23,16 @@ from nodeagent import __version__
 from nodeagent.agent.questions import Names
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import LoanRow, Promises, Table
-from nodeagent.lease.order import LeaseOrder, LeasePort, Server, Tls, read_order, remove_order, write_order
+from nodeagent.lease.order import (
+    LeaseOrder,
+    LeasePort,
+    Server,
+    Tls,
+    read_order,
+    remove_order,
+    write_order,
+)
+from nodeagent.lease.resp import place
 from nodeagent.lease.statefiles import (
     Bridged,
     Pulse,
@@ -106,6 +115,10 @@ class LeaseProcess(Protocol):
 
     def unannounced(self) -> int:
         """The newest revision in the store that woke nobody, as of its last renewal; 0: it has written none."""
+
+    def elsewhere(self, era: str) -> str:
+        """Where this node's lease is renewed now, if that is another store than the agent's, which is in this era:
+        another cluster's, or another server that is in another era. Empty if it is no other, or none renews it."""
 
     def status(self) -> tuple[State, str]:
         """What it is at, and why."""
@@ -217,6 +230,14 @@ class LocalLeaseProcess:
 
     def unannounced(self) -> int:
         return self._unannounced.read()
+
+    def elsewhere(self, era: str) -> str:
+        order, pulse = self._order, self.pulse()
+        ours = self._order_for(order.life, order.start, order.era) if order is not None else None
+        if order is None or ours is None or pulse is None or boottime() - pulse.renewed > order.lease:
+            return ""
+        same = order.era == era or _database(order.server) == _database(ours.server)
+        return "" if same and order.prefix == ours.prefix else place(order.server)
 
     def status(self) -> tuple[State, str]:
         try:
@@ -502,6 +523,12 @@ class LocalLeaseProcess:
         if what not in self._troubles:
             self._troubles.add(what)
             self._log.error(what)
+
+
+def _database(server: Server) -> tuple[str, str, int, tuple[tuple[str, ...], ...]]:
+    """Which of which server."""
+    chosen = tuple(words for words in server.greeting if words[0] == "SELECT")
+    return server.path, server.host, server.port, chosen
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

@@ -163,6 +163,8 @@ class Membership:
         self.next_lapse = None
         facts = self.facts
         try:
+            if not announced:
+                await self._look_for_two_stores()
             if self._snapshot.complete and not announced:
                 await self._offer_view()
             await self._give_back()
@@ -268,7 +270,11 @@ class Membership:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
         try:
+            await self._look_for_two_stores()
             era = await self._offer_view()
+        except StoreUnusableError as error:
+            self._unanswered(error)
+            raise
         except StoreRefusedError as refusal:
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
@@ -276,6 +282,16 @@ class Membership:
         self._snapshot.read_again(era)
         self.joined = False
         await self._join(announced=True)
+
+    async def _look_for_two_stores(self) -> None:
+        """Raises StoreUnusableError where the node's lease runs in another store than the agent's. With the jobs of
+        that one this one would have them formed anew, beside the gangs that run there."""
+        if there := self._process.elsewhere(await self._store.era()):
+            raise StoreUnusableError(
+                f"the lease of this node runs in the store at {there}, and redis.url and cluster of this agent's "
+                "config lead to another one: set them back; or, to move the cluster, stop the agents of all nodes "
+                "first (docs/operations.md, Another Redis)"
+            )
 
     async def _offer_view(self) -> str:
         """What is in memory; the era that the store is in then."""

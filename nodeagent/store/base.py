@@ -143,6 +143,10 @@ class Store(Protocol):
     A method that returns a JobRecord returns it as it is after the step, even if the step had been done before.
     """
 
+    async def era(self) -> str:
+        """Which history of records this is; empty if nobody has joined here, or all was lost."""
+        ...
+
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
     ) -> JoinReply:

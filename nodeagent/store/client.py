@@ -67,7 +67,7 @@ from nodeagent.store.scripts import (
     usual_beat_words,
     who,
 )
-from nodeagent.store.wire import LONGEST_ENTRIES, Reached, readable
+from nodeagent.store.wire import LONGEST_ENTRIES, Reached, ReplyError, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -156,6 +156,13 @@ class RedisStore:
     def reached(self) -> Reached | None:
         """The server that the newest link leads to; None before the first."""
         return self._calls.reached
+
+    async def era(self) -> str:
+        async with self._calls.link() as link:
+            try:
+                return str(await link.ask("HGET", f"{self._prefix}meta", "era") or "")
+            except ReplyError:  # a key of another type: the next step removes it
+                return ""
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0

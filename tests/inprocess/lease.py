@@ -47,6 +47,8 @@ class Words:
         self.promised: Promises | None = Promises("", float("-inf"), True, {})
         self.shown = NOT_BRIDGED
         self.reached_at = ""
+        self.renewed_at = self.renewed_in = ""
+        """Where the lease runs, and in which era."""
         self.cut_off: list[bool] = []
         """As said with each word that the agent is there."""
         self.beats: Pulse | None = None
@@ -85,6 +87,9 @@ class Words:
 
     def unannounced(self) -> int:
         return self.newest
+
+    def elsewhere(self, era: str) -> str:
+        return self.renewed_at if era != self.renewed_in else ""
 
     def status(self) -> tuple[State, str]:
         return "idle", ""

@@ -164,6 +164,20 @@ async def test_it_follows_the_order_that_it_reads(world: World) -> None:
     assert os.getsid(pid) == pid
 
 
+async def test_a_started_agent_sees_that_the_lease_runs_in_another_store(world: World, servers: Yard) -> None:
+    pid = await world.up()
+    other = await servers.server()
+    store = connect(RedisConfig(url=other.url), CLUSTER, 5.0)
+    started = Agent(world.agent.dirs.run, other.url, store).process
+    assert started.elsewhere(await store.era()).endswith(f":{world.server.port}")
+    assert started.elsewhere(world.era) == "", "it has the same history: a fail-over, or another name of that server"
+    assert world.agent.process.elsewhere("") == "", "its own server was emptied"
+    await world.agent.die()
+    os.kill(pid, signal.SIGKILL)
+    await world.node.until(lambda: started.elsewhere("") == "")  # nobody renews it there any more
+    await store.close()
+
+
 async def test_an_order_is_written_only_when_it_differs(world: World) -> None:
     await world.up()
     file = world.node.folder / "order.json"

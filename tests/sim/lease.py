@@ -372,6 +372,9 @@ class SimLeaseProcess:
     def unannounced(self) -> int:
         return self._lease.unannounced
 
+    def elsewhere(self, era: str) -> str:
+        return ""
+
     def status(self) -> tuple[State, str]:
         core = self._lease.core
         return (core.state, core.away) if core is not None else ("idle", "")

@@ -25,7 +25,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.base import PodHost
-from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from tests.contract.bench import HereBench
 from tests.inprocess.lease import Words, era_of, renew_lease
@@ -446,6 +446,23 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
     await lease.beat()
     await lease.join()
     assert lease.kept is None
+
+
+async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Path) -> None:
+    """Half of the nodes with another redis.url gave an empty store all jobs, and both halves ran each of them."""
+    clock, words = Clock(), Words()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, HereStore(server), "reborn", words=words)
+    lease.kept, lease.regroup = await kept_by_another_process(), 60.0
+    words.renewed_at, words.renewed_in = "10.0.0.1:6379", "e1"
+    with pytest.raises(StoreUnusableError, match=r"runs in the store at 10\.0\.0\.1:6379"):
+        await lease.join()
+    assert (lease.joined, lease.lost, lease.unusable == lease.reason != "") == (False, False, True)
+    assert not server.state.jobs
+    words.renewed_at = ""
+    with pytest.raises(StoreRefusedError, match="the store has been disturbed"):
+        await lease.join()
+    assert set(server.state.jobs) == {"u1", "u2"}
 
 
 async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
