@@ -214,6 +214,22 @@ LIVE = ("drain", "jobs", "limits", "without_agent")
 """Keys, and sections with all that is in them, that are looked up each time they are used."""
 
 
+_NO_MORE_THIS_NODE = "a restarted agent is not this node any more, and what trains here is stopped: drain it before"
+NOT_FOR_A_RESTART = {
+    "timing": "an agent with another timing than the cluster's is refused, and what trains on its node is stopped: "
+    "take the change back (for all nodes: docs/operations.md, Another timing)",
+    "cluster_key": "an agent with another key is refused, and what trains on its node is stopped: take the change back "
+    "(for all nodes: docs/operations.md, Another key of the cluster)",
+    "cluster": _NO_MORE_THIS_NODE,
+    "dirs.run": _NO_MORE_THIS_NODE,
+    "node.id": _NO_MORE_THIS_NODE,
+    "redis.url": "systemctl restart nodeagent, but only if it leads to the same Redis: agents of one cluster that are "
+    "with two of them run each job twice (docs/operations.md, Another Redis)",
+}
+"""Keys, and sections with all that is in them, of which another value is no matter of a restart alone: what to do."""
+RESTART = "systemctl restart nodeagent: training goes on"
+
+
 def differing(old: BaseModel, new: BaseModel, prefix: str = "") -> list[str]:
     """The keys, written as ``jobs.standbys``, whose values are not the same."""
     found: list[str] = []
@@ -239,12 +255,19 @@ def reload(load: Callable[[], AgentConfig], old: AgentConfig, take: Callable[[Ag
     changed = differing(old, new)
     stuck = [key for key in changed if key.partition(".")[0] not in LIVE]
     if stuck:
-        text = f"config not reloaded: {', '.join(stuck)} needs a restart"
-        log.error(text, fix="systemctl restart nodeagent: training goes on")
+        advice = _advice(stuck)
+        text = f"config not reloaded: {', '.join(stuck)} needs {'more than a restart' if advice else 'a restart'}"
+        log.error(text, fix=advice or RESTART)
         return text
     take(new)
     log.info("config reloaded", changed=changed)
     return f"config reloaded: {', '.join(changed) or 'nothing changed'}"
+
+
+def _advice(keys: Iterable[str]) -> str:
+    """What to do about these keys that others have to agree on; empty if a restart does."""
+    names = (name for key in keys for name in (key, key.partition(".")[0]))
+    return "; ".join(dict.fromkeys(NOT_FOR_A_RESTART[name] for name in names if name in NOT_FOR_A_RESTART))
 
 
 def _watch_reloads(

@@ -17,7 +17,7 @@ from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import PeerAnswer, Placed, ranked
 from nodeagent.plan.findings.store import judge
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.store.inspect import inspect
+from nodeagent.store.inspect import inspect, refuses
 
 PEER_BOUND = 2.0
 """Seconds for one peer: a lost SYN is sent again after one second."""
@@ -96,14 +96,15 @@ async def store_findings(config: AgentConfig) -> tuple[Finding, ...]:
 
 
 async def store_problem(config: AgentConfig) -> str:
-    """Why an agent with this config could not use the store now (it does not answer, a wrong password); empty if it
-    could. A slow machine is no reason: each answer has more time than an agent gives it."""
+    """Why an agent with this config could not use the store now (it does not answer, a wrong password, another timing
+    than the cluster's); empty if it could. A slow machine is no reason: each answer has more time than an agent gives
+    it."""
     try:
         async with asyncio.timeout(STORE_BOUND):
             facts = await inspect(config.redis, ANSWER_BOUND)
+            return facts.problem or await refuses(config.redis, config.cluster, config.timing, ANSWER_BOUND)
     except TimeoutError:
         return UNANSWERED.what
-    return facts.problem
 
 
 class StoreLooker:

@@ -8,10 +8,14 @@ import asyncio
 import time
 from typing import Any
 
+from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.facts import SentinelFacts, StoreFacts
+from nodeagent.model.timing import Timing
 from nodeagent.spec.storeconfig import RedisConfig, shown
+from nodeagent.store import codec
 from nodeagent.store.endpoint import AccessError, StoreEndpoint
-from nodeagent.store.errors import explain
+from nodeagent.store.errors import explain, timing_differs
+from nodeagent.store.keys import prefix
 from nodeagent.store.link import SENTINEL_SHARE, Host, StoreLink, ask_sentinel
 from nodeagent.store.whois import parse_info
 from nodeagent.store.wire import ReplyError
@@ -42,6 +46,27 @@ async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
     finally:
         await link.drop()
     return facts.model_copy(update=found | {"sentinel": sentinel})
+
+
+async def refuses(config: RedisConfig, cluster: str, timing: Timing, timeout: float) -> str:
+    """Why the cluster's store would let in no agent with this timing, and of this version; empty if it would, where it
+    has no such cluster yet, or cannot be asked (see ``inspect``)."""
+    link = StoreLink(StoreEndpoint(config), SENTINEL_SHARE * timeout)
+    try:
+        async with asyncio.timeout(timeout):
+            await link.open()
+            there, records = await link.ask("HMGET", f"{prefix(cluster)}meta", "timing", "version")
+        stored = codec.from_json(Timing, codec.bounded(there, codec.MOST_OF_LINE)) if there is not None else timing
+    except (ReplyError, OSError, ValueError):  # what is damaged the agents restore
+        return ""
+    finally:
+        await link.drop()
+    if records not in (None, str(RECORD_VERSION)):
+        return (
+            f"its records have version {records}, this agent reads {RECORD_VERSION}: install the version of nodeagent "
+            "that the other nodes run"
+        )
+    return timing_differs(stored, timing) if stored != timing else ""
 
 
 async def _server(link: StoreLink, timeout: float) -> dict[str, object]:

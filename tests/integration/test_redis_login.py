@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.doctor.cluster import store_problem
+from nodeagent.model.timing import Timing
 from nodeagent.plan.findings.store import judge
+from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig, TlsConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import connect
@@ -243,6 +246,24 @@ async def test_check_config_says_whether_the_store_lets_an_agent_in(servers: Yar
     server.stop()
     code, text = await checked()
     assert (code, "the store cannot be used" in text) == (1, True)
+
+
+async def test_check_config_says_that_the_cluster_has_another_timing(servers: Yard, tmp_path: Path) -> None:
+    """It said that all is well: the agent that was then restarted was refused, and what trained on its node ended."""
+    server = await servers.server()
+    config = RedisConfig(url=server.url)
+    text = f"redis: {{url: {server.url}}}\ncluster: test\n"
+    assert await store_problem(parse_config(text, "test", {}, uid=0)) == "", "there is no such cluster yet"
+    store = connect(config, "test", 5.0)
+    bench = Bench(store)
+    bench.timing = Timing(lease=4.0)
+    await bench.up("n1")
+    why = await store_problem(parse_config(text, "test", {}, uid=0))
+    assert why.startswith("the cluster's timing differs from this agent's: lease is 4.0 there and 3.0 here.")
+    assert await store_problem(parse_config(f"{text}timing: {{lease: 4s}}\n", "test", {}, uid=0)) == ""
+    await ask(server, "HSET", "na:{test}:meta", "version", "999")
+    assert (await store_problem(parse_config(text, "test", {}, uid=0))).startswith("its records have version 999")
+    await store.close()
 
 
 @pytest.mark.parametrize(

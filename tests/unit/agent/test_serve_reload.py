@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import structlog.testing
 
-from nodeagent.agent.serve import differing, reload
+from nodeagent.agent.serve import RESTART, differing, reload
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.configfile import parse_config
 
@@ -34,8 +35,7 @@ def test_what_can_change_while_running_is_taken() -> None:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ("redis: {url: redis://other:6379/0}", "redis.url"),
-        ("timing: {lease: 4s}", "timing.lease"),
+        ("redis: {replicas: 0}", "redis.replicas"),
         ("health: off", "health"),
         ("log: {level: debug}", "log.level"),
     ],
@@ -43,6 +43,25 @@ def test_what_can_change_while_running_is_taken() -> None:
 def test_one_key_that_needs_a_restart_keeps_all_as_it_was(change: str, key: str) -> None:
     message, taken = reloaded(f"{OLD}drain: 5s\n{change}\n")
     assert (message, taken) == (f"config not reloaded: {key} needs a restart", [])
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says"),
+    [
+        ("timing: {lease: 4s}", "timing.lease", "another timing than the cluster's is refused"),
+        ("cluster_key: /etc/other.key", "cluster_key", "another key is refused"),
+        ("cluster: other", "cluster", "drain it before"),
+        ("redis: {url: redis://other:6379/0}", "redis.url", "only if it leads to the same Redis"),
+    ],
+)
+def test_a_restart_that_ends_training_is_not_recommended(change: str, key: str, says: str) -> None:
+    """Of each key the log said that training goes on. The agent was refused, and its node's workers were stopped half a
+    minute later."""
+    with structlog.testing.capture_logs() as logged:
+        message, taken = reloaded(f"{OLD}log: {{level: debug}}\n{change}\n")
+    assert message.endswith("needs more than a restart") and key in message
+    (line,) = logged
+    assert (taken, says in line["fix"], RESTART in line["fix"]) == ([], True, False)
 
 
 @pytest.mark.parametrize("text", ["jobs: {standbys: -1}", "drain: never", "jobs: [", "unknown: 1"])
