@@ -13,6 +13,7 @@ import pytest
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
+from nodeagent.model.timing import millis
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
 from tests.contract.bench import LASTING, Bench, HereBench, RedisBench, generation, refused
@@ -355,6 +356,22 @@ async def test_a_number_of_meta_that_no_step_comes_to_is_damage(bench: Bench, fi
     assert after.jobs["u1"] == job
     async with bench.calls.link() as link:
         assert int(await link.ask("HGET", bench.calls.prefix + "meta", field)) < 10**13
+
+
+async def test_served_time_goes_on_where_meta_alone_is_gone_and_who_died_meanwhile_lapses(bench: Bench) -> None:
+    """It began at 0, so what was left of each lease was as long as the store had served: the node's jobs waited for
+    days, and nobody could forget it."""
+    lease = millis(bench.timing.lease)
+    await bench.up("n1")
+    await bench.age(10_000_000)
+    for node in ("n1", "n2"):
+        await bench.join(node)
+    before = (await bench.beat("n1", length=lease)).served
+    await bench.take("meta")
+    await bench.join("n1")
+    after = (await bench.beat("n1")).served
+    assert before <= after
+    await bench.until_lapsed("n2", "n1")
 
 
 @pytest.mark.parametrize("field", ["lease", "credit", "gap", "limit"])

@@ -83,6 +83,13 @@ local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known 
 local least = tonumber(meta.least or '0')
 local ERA_REVISIONS = 4294967296
 
+-- If META alone is gone, served time goes on from the newest end of a lease: counted from 0, a lease that nobody renews
+-- any more would end only when as much time has been served again.
+for _, set in ipairs(meta.served and {} or { LEASE, DEPARTED }) do
+  local newest = redis.pcall('ZREVRANGEBYSCORE', set, '9000000000000', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  served = math.max(served, math.floor(tonumber(newest[2] or '0')))
+end
+
 -- The new era's revisions are above all earlier ones (`top`), so a later version of a record never has the lower one.
 local function begin_era(parent, top)
   revision = (math.floor(math.max(revision, top) / ERA_REVISIONS) + 1) * ERA_REVISIONS
