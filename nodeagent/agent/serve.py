@@ -108,7 +108,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         elif other := other_name(config.node.id, socket.gethostname(), node):
             log.warning("this machine has another name now: the node keeps its own until the next boot", machine=other)
         _end_lingering()
-        gpus, problem = await _gpus(config)
+        gpus, problem = await _gpus(config, first=identity.incarnation.start == 1)
         if problem:
             log.warning("GPUs", why=problem)
         address = find_address(config, os.environ)
@@ -199,15 +199,15 @@ async def take_in_turn(identity: Identity) -> None:
         await asyncio.sleep(HELD_LOOK)
 
 
-async def _gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs this node offers, and a sentence if they could not be read."""
+async def _gpus(config: AgentConfig, *, first: bool) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read. ``first``: as of ``find_gpus``."""
     if config.node.gpus in ("none", ()):
         return (), ""
     if missing := hardware_missing():
         return (), f"{missing}: no GPU is offered"
     from nodeagent.hardware.discovery import find_gpus
 
-    return await find_gpus(config, boot_id(), os.environ)
+    return await find_gpus(config, boot_id(), os.environ, first=first)
 
 
 LIVE = ("drain", "jobs", "limits", "without_agent")

@@ -28,6 +28,9 @@ SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev
 """Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
 PATIENCE = 1.0
 """Seconds that a start waits for the driver."""
+FIRST = 30.0
+"""The same at the first start of a boot. Nothing runs here that a late start could end, and without persistence mode
+each GPU takes seconds to come up: who joined before would be taken for a node without GPUs."""
 DEADLINE = 5.0
 """Seconds where nobody looks after the node's health, so that no GPU could join later."""
 FILE = "gpus.json"
@@ -41,12 +44,15 @@ def asked_for_gpus(config: AgentConfig) -> bool:
     return config.node.gpus == "auto" and any(sign.exists() for sign in SIGNS)
 
 
-async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs this node offers, and a sentence if they could not be read."""
+async def find_gpus(
+    config: AgentConfig, boot: str, environ: Mapping[str, str], *, first: bool
+) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read. ``first``: no agent ran before in this
+    boot."""
     if not asked_for_gpus(config):
         return (), ""
     file = config.dirs.state / FILE
-    found, problem = await _ask(environ, DEADLINE if config.health is None else PATIENCE)
+    found, problem = await _ask(environ, FIRST if first else DEADLINE if config.health is None else PATIENCE)
     why = "not found" if found is not None else "the driver has not listed it yet"
     if found is None:
         found = _remembered(file, boot)

@@ -29,10 +29,10 @@ class Start:
     def driver(self, *lines: str) -> None:
         write_state(self._folder / "driver", "gpus 2", *lines)
 
-    async def __call__(self, boot: str = "b1", **node: Any) -> tuple[tuple[Gpu, ...], str]:
+    async def __call__(self, boot: str = "b1", first: bool = False, **node: Any) -> tuple[tuple[Gpu, ...], str]:
         dirs = {name: self._folder / name for name in ("run", "state", "logs")}
         config = AgentConfig.model_validate({"dirs": dirs, "node": {"gpus": UUIDS} | node})
-        return await find_gpus(config, boot, self._environ)
+        return await find_gpus(config, boot, self._environ, first=first)
 
 
 @pytest.fixture
@@ -74,6 +74,14 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
         f"GPUs unknown: the driver did not answer within {PATIENCE:g} s; 2 are known from before",
     )
     assert [g.healthy for g in (await start(boot="b2"))[0]] == [False, False], "after a reboot nothing is known"
+
+
+async def test_the_first_start_of_a_boot_waits_for_gpus_that_are_slow_to_come_up(start: Start) -> None:
+    """A node that was never seen before had joined by then, without GPUs: a job that takes all of a node's GPUs got one
+    worker there, without any."""
+    start.driver(f"cold {1000 * PATIENCE:g}")
+    assert [gpu.healthy for gpu in (await start())[0]] == [False, False], "a later start does not"
+    assert await start(first=True) == (FOUND, "")
 
 
 async def test_a_driver_that_fails_is_reported(start: Start) -> None:
