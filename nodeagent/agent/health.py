@@ -97,7 +97,7 @@ class NodeHealth:
     def facts(self, held: Collection[str] = ()) -> Facts:
         """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = offered_gpus(self._found, monitor.last_gpus, monitor.published, self._may_join, held)
+        found = offered_gpus(self._found, monitor.last_gpus, monitor.published, self._may_join, held, monitor.unlisted)
         repair_state = self.repairer.repair_state if self.repairer is not None else None
         claim = repair_state.claim if repair_state is not None else None
         if claim is not None:

@@ -330,6 +330,16 @@ class Monitor:
         return {g.uuid: [pid for pid, _ in g.processes] for g in self.devices if g.processes is not None}
 
     @property
+    def unlisted(self) -> tuple[Gpu, ...]:
+        """Those of them that their drivers do not list now, whose number is not known; but for kinds of which the
+        config says that nobody acts on a missing one."""
+        listed = {gpu.uuid for gpu in self.last_gpus}
+        others = [gpu for vendor in self._vendors for gpu in vendor.expected.values()]
+        kinds = (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]), (ACCELERATOR_MISSING, others)
+        ignored = self._policy.off | self._policy.dry_run
+        return tuple(gpu for rule, gpus in kinds if rule.id not in ignored for gpu in gpus if gpu.uuid not in listed)
+
+    @property
     def strangers(self) -> frozenset[int]:
         """Those of them that were none of this node's workers when they were first judged."""
         return frozenset(pid for pids in (self.processes or {}).values() for pid in pids) - self._our_pids

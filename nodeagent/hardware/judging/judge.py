@@ -307,10 +307,13 @@ def offered_gpus(
     verdicts: Iterable[Verdict],
     may_join: bool,
     held: Collection[str] = (),
+    unlisted: Iterable[Gpu] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
     it is left out, with its worst one's words; and so are those of which nobody knows whether they work, those
-    that somebody else uses, and those that are ``held`` for a check."""
+    that somebody else uses, those that are ``held`` for a check, and ``unlisted``: those that belong to the machine and
+    are not there. Those count as installed all the same, or a job that takes all GPUs of a node would start with fewer;
+    their numbers come after the others', since a driver numbers anew."""
     verdicts = tuple(verdicts)
     why: dict[str, str] = {}
     for verdict in verdicts:
@@ -330,9 +333,14 @@ def offered_gpus(
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:
         base = base | found
+    after = max((gpu.index for gpu in base.values()), default=-1) + 1
+    missing = [gpu for gpu in unlisted if gpu.uuid not in base]
+    base |= {gpu.uuid: gpu.model_copy(update={"index": index}) for index, gpu in enumerate(missing, after)}
     for verdict in unknown:
         for uuid in [verdict.device] if verdict.device else base:
             why.setdefault(uuid, f"{verdict.text} ({verdict.rule})")
+    for gpu in missing:
+        why.setdefault(gpu.uuid, "its driver has not listed it yet")
     whole = (g.model_copy(update={"healthy": False, "why": why[g.uuid]}) if g.uuid in why else g for g in base.values())
     return tuple(sorted(whole, key=lambda g: (g.index, g.uuid)))
 

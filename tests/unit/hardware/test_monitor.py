@@ -133,6 +133,28 @@ async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_p
     assert "nvml.missing" not in {rule for rule, _, _ in third.found}, "the new number was taken"
 
 
+async def test_what_a_boot_does_not_find_is_unlisted_until_a_person_gives_it_up(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+
+    def unlisted(watched: Watched) -> list[str]:
+        return [gpu.uuid for gpu in watched.monitor.unlisted]
+
+    assert unlisted(one) == []
+    next_one = after_a_boot(tmp_path)
+    assert unlisted(next_one) == [*UUIDS], "nothing was read yet"
+    next_one.read("GPU-a")
+    assert unlisted(next_one) == ["GPU-b"]
+    next_one.later(10)
+    before = next_one.changes
+    next_one.monitor.acknowledge("GPU-b", None)
+    assert (unlisted(next_one), next_one.changes) == ([], before + 1)
+    assert unlisted(after_a_boot(tmp_path, off=frozenset({"nvml.missing"}))) == []
+    assert unlisted(after_a_boot(tmp_path, dry_run=frozenset({"nvml.missing"}))) == []
+    assert unlisted(after_a_boot(tmp_path, configured=())) == []
+
+
 async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.read(*UUIDS)
@@ -581,7 +603,11 @@ async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path:
     assert again.monitor.devices == (), "not read since the start"
     after, vendor = with_npus(tmp_path, boot="next")
     assert after.monitor.last_gpus == ()
+    assert [(gpu.uuid, gpu.variable) for gpu in after.monitor.unlisted] == [
+        ("acme-0", "ACME_VISIBLE_DEVICES"), ("acme-1", "ACME_VISIBLE_DEVICES"),
+    ]  # fmt: skip
     npus(after, vendor, NPUS[0])
+    assert [gpu.uuid for gpu in after.monitor.unlisted] == ["acme-1"]
     after.later(10)
     assert after.found == [("accelerator.missing", "acme-1", "active")]
     assert after.monitor.expected == {"acme-0", "acme-1"}

@@ -94,6 +94,24 @@ def test_a_gpu_that_is_found_late_joins_unless_the_config_names_others() -> None
     assert offered_gpus(lost, seen, (), may_join=False) == (Gpu(uuid="GPU-a", index=0, name="H100"),)
 
 
+def test_a_gpu_that_belongs_to_the_machine_and_is_not_there_counts_as_installed() -> None:
+    """A boot that found 7 of 8 was offered as a sound machine of 7, and one that found none as one without GPUs."""
+    missing = (Gpu(uuid="GPU-a", index=0), Gpu(uuid="GPU-c", index=0))
+    found = offered_gpus(KNOWN, (), [], may_join=True, unlisted=missing)
+    assert [(g.uuid, g.index, g.healthy) for g in found] == [
+        ("GPU-a", 0, True), ("GPU-b", 1, True), ("GPU-c", 2, False),
+    ]  # fmt: skip
+    assert found[2].why == "its driver has not listed it yet"
+    gone = verdict("nvml.missing", "GPU-c", text="the GPU is not there any more")
+    assert offered_gpus(KNOWN, (), [gone], may_join=True, unlisted=missing)[2].why == (
+        "the GPU is not there any more (nvml.missing)"
+    )
+    broken = verdict("probe.nvml.broken", "", severity="unknown", text="GPUs unknown")
+    assert [(g.index, g.healthy, g.why) for g in offered_gpus((), (), [broken], may_join=True, unlisted=missing)] == [
+        (0, False, "GPUs unknown (probe.nvml.broken)"), (1, False, "GPUs unknown (probe.nvml.broken)"),
+    ]  # fmt: skip
+
+
 def test_which_numa_node_a_gpu_is_near_to_is_published() -> None:
     seen = (GpuReading("GPU-a", 0, name="H100", numa=1), GpuReading("GPU-b", 1, name="H100"))
     assert [gpu.numa for gpu in offered_gpus(KNOWN, seen, [], may_join=True)] == [1, None]
