@@ -15,7 +15,7 @@ from nodeagent.agent.repaircommands import Commands
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import JudgePolicy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
-from nodeagent.hardware.plugins import present
+from nodeagent.hardware.plugins import installed
 from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.clock import Clock
@@ -115,7 +115,7 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     interface = config.node.data_interface
     return Machine(
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
-        interfaces=(interface,) if interface else (), plugins=present() if config.node.gpus == "auto" else (),
+        interfaces=(interface,) if interface else (), plugins=installed() if config.node.gpus == "auto" else (),
         checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip
 

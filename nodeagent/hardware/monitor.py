@@ -38,6 +38,7 @@ from nodeagent.hardware.judging.judge import (
 )
 from nodeagent.hardware.judging.rules import (
     ACCELERATOR_MISSING,
+    ACCELERATOR_SILENT,
     MISSING,
     NVML_BROKEN,
     OF_ONE_START,
@@ -115,7 +116,7 @@ class Machine:
     etc: str = "/etc"
     python: str = sys.executable
     plugins: Sequence[Plugin] = ()
-    """Of accelerators beyond NVIDIA."""
+    """Of accelerators beyond NVIDIA: those without a driver here are asked if they had devices in an earlier boot."""
     checks: Sequence[SiteCheck] = ()
     """The site's own."""
 
@@ -220,6 +221,7 @@ class Monitor:
                 offered=kept.boot == machine.boot,
             )
             for plugin in machine.plugins
+            if plugin.present or kept.devices.get(plugin.name)
         ]  # fmt: skip
         self._checks = Checks(machine.checks, environ, self._due.set)
 
@@ -288,6 +290,10 @@ class Monitor:
             for vendor in self._vendors:
                 vendor.forget(device)
             memory = forgotten(memory, {device} - {uuid for vendor in self._vendors for uuid in vendor.expected})
+        for vendor in self._vendors if rule in (None, ACCELERATOR_SILENT.id) else ():
+            if device in vendor.expected and not vendor.present:
+                vendor.forget(device)
+                memory = forgotten(memory, {device})
         broken = self._gpu_probe.reading.problem and not self._machine.gpus
         if not device and rule in (None, NVML_BROKEN.id) and broken:
             memory, self._known, self._gpus = forgotten(memory, self._known), (), None
@@ -323,13 +329,6 @@ class Monitor:
         return frozenset({*self._known, *(uuid for vendor in self._vendors for uuid in vendor.expected)})
 
     @property
-    def processes(self) -> Mapping[str, Sequence[int]] | None:
-        """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
-        if self.gpus is None and (self.asks_the_driver or not self._vendors):
-            return None
-        return {g.uuid: [pid for pid, _ in g.processes] for g in self.devices if g.processes is not None}
-
-    @property
     def unlisted(self) -> tuple[Gpu, ...]:
         """Those of them that their drivers do not list now, whose number is not known; but for kinds of which the
         config says that nobody acts on a missing one."""
@@ -338,6 +337,13 @@ class Monitor:
         kinds = (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]), (ACCELERATOR_MISSING, others)
         ignored = self._policy.off | self._policy.dry_run
         return tuple(gpu for rule, gpus in kinds if rule.id not in ignored for gpu in gpus if gpu.uuid not in listed)
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]] | None:
+        """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
+        if self.gpus is None and (self.asks_the_driver or not self._vendors):
+            return None
+        return {g.uuid: [pid for pid, _ in g.processes] for g in self.devices if g.processes is not None}
 
     @property
     def strangers(self) -> frozenset[int]:

@@ -59,6 +59,11 @@ class Plugin:
     packaged: bool = False
     """It comes with nodeagent."""
 
+    @property
+    def present(self) -> bool:
+        """It may have a driver on this machine."""
+        return not self.signs or any(sign.exists() for sign in self.signs)
+
 
 PACKAGED = (
     Plugin("ascend", "nodeagent.hardware.probes.ascend:Ascend", (Path("/dev/davinci_manager"),), packaged=True),
@@ -82,11 +87,6 @@ def installed() -> tuple[Plugin, ...]:
     return tuple(found.values())
 
 
-def present() -> tuple[Plugin, ...]:
-    """Those that may have a driver on this machine."""
-    return tuple(one for one in installed() if not one.signs or any(sign.exists() for sign in one.signs))
-
-
 class Vendor:
     """One plug-in at work: what its probe last wrote, as far as it can be believed."""
 
@@ -101,7 +101,7 @@ class Vendor:
     ) -> None:
         """``expected``: the devices that were seen once; ``offered``: in this boot, so that they are there until the
         plug-in says otherwise."""
-        self.name = plugin.name
+        self.name, self.present = plugin.name, plugin.present
         self.rules: Mapping[str, Rule] = {}
         """By id, once the plug-in has declared them."""
         self.expected = {gpu.uuid: gpu for gpu in expected}

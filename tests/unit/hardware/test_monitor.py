@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from errno import ENOENT
 from pathlib import Path
 from typing import Any
@@ -611,6 +612,31 @@ async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path:
     after.later(10)
     assert after.found == [("accelerator.missing", "acme-1", "active")]
     assert after.monitor.expected == {"acme-0", "acme-1"}
+
+
+async def test_a_plug_in_whose_driver_did_not_come_up_is_asked_where_it_had_devices(tmp_path: Path) -> None:
+    """All that was known of them was forgotten with that boot, and the node was one without accelerators."""
+    (sign := tmp_path / "acme_driver").touch()
+
+    def boot(name: str) -> Watched:
+        return Watched(tmp_path, boot=name, gpus=False, plugins=(replace(ACME, signs=(sign,)),))
+
+    first = boot("first")
+    npus(first, first.monitor._vendors[0], *NPUS)
+    await first.monitor.save()
+    sign.unlink()
+    second = boot("second")
+    assert [gpu.uuid for gpu in second.monitor.unlisted] == ["acme-0", "acme-1"]
+    second.monitor._vendors[0].probe.reading = ProbeReading("acme", problem="there is no driver")
+    second.later(1)
+    assert ("accelerator.silent", "acme-1", "active") in second.found
+    for device in ("acme-0", "acme-1"):
+        second.monitor.acknowledge(device, None)
+    assert second.monitor.unlisted == ()
+    second.later(1)
+    assert not {device for _, device, _ in second.found}.intersection({"acme-0", "acme-1"})
+    await second.monitor.save()
+    assert boot("third").monitor._vendors == []
 
 
 def test_a_device_that_is_missing_is_given_up_on_an_operators_word(tmp_path: Path) -> None:
