@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -43,6 +44,24 @@ async def test_the_next_start_takes_them_and_they_are_replaced(tmp_path: Path) -
         assert not set(before) & set(status.preforked)
         after = (await preforked(bench)).preforked
         assert not set(before) & set(after)
+
+
+async def test_they_are_forked_where_the_working_folder_was_replaced(tmp_path: Path) -> None:
+    """As who installs another version of the code does. Each died at once, since it could not say where it was."""
+    (folder := tmp_path / "work").mkdir()
+    async with open_bench(tmp_path) as bench:
+        await started(bench, folder)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / "t.py").write_text(SLEEP)
+        await stopped(bench)
+        await bench.running(2, ({}, {}))
+        status = await preforked(bench)
+        assert status.reason == ""
+        await stopped(bench)
+        after = await bench.running(3, ({}, {}))
+        assert [pid_of(w) for w in after.workers] == list(status.preforked)
+        await bench.output_line("up", 3, 1)
 
 
 class Reported(asyncio.Event):

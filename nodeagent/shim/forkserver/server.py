@@ -220,8 +220,8 @@ def compile_ahead(program: str) -> None:
     """The script, if it compiles without a word; else the worker does it, and says the word."""
     if program == "-m":
         return
-    path = os.path.join(os.getcwd(), program)
     try:
+        path = os.path.join(os.getcwd(), program)  # the folder may have been replaced since the fork server came up
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("error")
             source = file.read()
