@@ -17,6 +17,7 @@ import pytest
 
 from nodeagent.osutil.linux import is_running
 from nodeagent.plan.pods.report import without_output
+from nodeagent.shim.forkserver.server import NOT_OURS
 from tests.integration.shim_support import LAST_WORD, UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
@@ -31,6 +32,7 @@ t = threading.Thread(target=lambda: print("thread ends"))
 mod = sys.modules["__main__"]
 print(json.dumps({
     "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path, "helper": helper.__file__,
+    "orig": sys.orig_argv,
     "main": sorted(k for k in vars(mod) if k not in ("t", "mod", "gone")), "is_main": mod.__dict__ is globals(),
     "spec": getattr(__spec__, "name", None), "package": __package__,
     "loader": type(__loader__).__name__, "doc": __doc__,
@@ -128,6 +130,31 @@ async def test_forked_and_preforked_equal_plain(tmp_path: Path, folder: Path, ar
     for _, _, out, _ in outcomes:
         reports = [json.loads(line) for line in out if line.startswith("{")]
         assert [report["fds"] for report in reports] == [[0, 1, 2]] * len(reports)
+
+
+AGAIN = """
+import os, sys
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    seen = open("/proc/self/cmdline").read().split("\\0")[:-1]
+    os.execv(sys.executable, seen if sys.argv[1] == "seen" else sys.orig_argv)
+print(*sys.argv)
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "out", "err"), [("own", 0, ["t.py own"], []), ("seen", 1, [], [NOT_OURS])])
+async def test_a_worker_starts_itself_anew_by_its_own_command_line(
+    tmp_path: Path, way: str, code: int, out: list[str], err: list[str]
+) -> None:
+    """It was killed without a word: by either it became a fork server whose shim is not its parent."""
+    (tmp_path / "t.py").write_text(AGAIN)
+    async with open_bench(tmp_path) as bench:
+        status = await bench.ready(make_spec((PYTHON, "t.py", way), tmp_path))
+        assert status.fork_server_pid is not None
+        (end,) = (await bench.run()).exits
+        assert (end.code, end.signal) == (code, None)
+        await bench.printed(*out)
+        assert bench.output(stream="stderr") == err
 
 
 async def test_environment_is_exact(tmp_path: Path, folder: Path) -> None:

@@ -5,10 +5,9 @@ Runs by file path in the JOB's Python (3.8 or later), which need not have nodeag
 modules that it is to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
 only when asked to, so that the shim's pidfds always name the process they were opened for.
 
-A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the fork server's),
-``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
-thread count is restored), its end (``ending.py``), and of a pre-forked one its start time and the CPU time of its
-warm-up.
+A forked worker behaves as if executed, but for: ``/proc/self/cmdline`` (the fork server's), ``sys.flags.unbuffered``,
+one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's thread count is restored), its end
+(``ending.py``), and of a pre-forked one its start time and the CPU time of its warm-up.
 """
 
 # ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
@@ -37,6 +36,10 @@ NOTES, NOTE_CHARS = 20, 500
 RANK_AT_IMPORT = (("lightning_utilities.core.rank_zero", "RANK"), ("torchmetrics.utilities.prints", "LOCAL_RANK"))
 """Modules whose ``rank_zero_only`` is given its rank from this variable as they are imported: the fork server has
 none, so it would be 0 in every worker."""
+NOT_OURS = (
+    "nodeagent: a fork server that is no child of its shim ends at once; a worker that starts itself anew has its own "
+    "command line in sys.orig_argv, not in /proc/self/cmdline"
+)
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was pre-forked."""
@@ -48,6 +51,8 @@ def main() -> None:
     """``server.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload``, ``guessed``, ``path0`` and the
     ``program`` of the job's command: a script, or "-m"."""
     config = json.loads(sys.argv[1])
+    if os.getppid() != config["shim"]:
+        sys.exit(NOT_OURS)
     die_with_parent(config["shim"])
     load("ending.py", _end)
     if not getattr(sys.flags, "safe_path", False):
@@ -328,6 +333,8 @@ def thread_count() -> int:
 
 def run(work: dict[str, Any]) -> None:
     """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = work["argv"]
     arguments = list(work["argv"][1:])
     at_once = arguments[0] == "-u" or bool(os.environ.get("PYTHONUNBUFFERED"))
     while arguments[0] == "-u":
