@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 POLL = 0.1
 """Seconds between two looks when following."""
-LINE_MAX = 1 << 16
-"""Bytes of the longest record, several times what shims write; what is longer is none."""
+LINE_MAX = 5 << 14
+"""Bytes of the longest record: shims write pieces of 16 KiB, four times as much where none of it is text, each with its
+stamp. What is longer is none."""
 READ_MAX = 1 << 18
 """Bytes of one rank that are read in one go."""
 READ_ALL = 1 << 23

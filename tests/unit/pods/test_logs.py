@@ -77,6 +77,16 @@ def test_lines_bytes_and_pieces(tmp_path: Path) -> None:
     assert capture.tail().endswith("no end")
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b"\0"])
+def test_of_a_long_line_that_is_no_text_nothing_is_missing(tmp_path: Path, byte: bytes) -> None:
+    """Whole pieces of it were longer than any record, and left out without a word."""
+    capture_of(byte * (3 * PIECE) + b"\nend\n", a_file(tmp_path))
+    *long, last = read_logs(tmp_path, 1)
+    assert "".join(line.text for line in long) == byte.decode("utf-8", "backslashreplace") * (3 * PIECE)
+    assert last.text == "end"
+    assert [line.text for line in read_logs(tmp_path, 1, tail=2)] == [long[-1].text, "end"]
+
+
 def test_a_flood_is_capped_and_keeps_the_newest(tmp_path: Path) -> None:
     data = b"".join(b"%07d\n" % number for number in range(200_000))
     capture_of(data, a_file(tmp_path, max_bytes=1_000_000, keep=2))
