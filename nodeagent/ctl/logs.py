@@ -28,6 +28,8 @@ TERMINAL = "terminal"
 LONG = 4000
 """Characters from which a piece without a line end was cut because of its length: its rest follows at once, so long
 pieces are joined. A shorter piece is shown early because its line end did not come."""
+MOST_HELD = 1 << 20
+"""Characters of a line that are joined: of a longer one each piece is written as it comes."""
 
 
 class Printer:
@@ -102,7 +104,7 @@ class Printer:
     def _show(self, line: Json, _header: str) -> None:
         source = source_of(line)
         whole = self._held.pop(source, "") + line["text"]
-        if line["partial"] and len(line["text"]) >= LONG:
+        if line["partial"] and len(line["text"]) >= LONG and len(whole) < MOST_HELD:
             self._held[source] = whole
         else:
             self._write(source, whole, ended=not line["partial"])
