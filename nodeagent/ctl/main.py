@@ -105,6 +105,8 @@ def end_as(call: Callable[[], Any], codes: Mapping[int, int] = MappingProxyType(
     _prepare_streams()
     try:
         code = _code_of(call, codes)
+    except KeyboardInterrupt:  # one more, while the first was reported
+        code = Exit.INTERRUPTED
     except OSError as error:
         with suppress(OSError):  # often it is our own output that cannot be written
             if not isinstance(error, BrokenPipeError):

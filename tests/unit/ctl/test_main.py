@@ -138,6 +138,22 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interrupted" in result.stderr
 
 
+def test_a_second_interrupt_while_the_first_is_reported_is_130_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback was shown."""
+
+    class Pressed(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise KeyboardInterrupt
+
+    def call() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Pressed())
+    with pytest.raises(SystemExit) as ended:
+        end_as(call)
+    assert ended.value.code == 130
+
+
 @pytest.mark.parametrize("gone", ["disk full", "reader gone"])
 @pytest.mark.parametrize(
     ("console", "words", "code"), [("main", ["get"], 1), ("main", ["run"], 121), ("run_main", [], 121)]
