@@ -59,9 +59,28 @@ def not_taken_back(job: Json, verb: str, rev: int, past: str) -> None:
         )
 
 
-def _wait(client: Client, uid: str, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
+class DeletedError(CtlError):
+    """Somebody has deleted the job whose state a command waits for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"job {name} was deleted meanwhile", Exit.FAILED, f"see by whom: nodeagentctl events --job {name}"
+        )
+
+
+def looked_at(client: Client, job: Json) -> Json:
+    """This job as it is now. Raises ``DeletedError``: it was there when the wait began."""
+    try:
+        return client.get(job_path(job["uid"]))
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND:
+            raise
+        raise DeletedError(job["name"]) from None
+
+
+def _wait(client: Client, job: Json, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
     client.endure(PATIENCE)
-    return wait(lambda: client.get(job_path(uid)), done, job_line, timeout, what)
+    return wait(lambda: looked_at(client, job), done, job_line, timeout, what)
 
 
 @click.command(short_help="Stop a job's workers, keep the job.")
@@ -157,7 +176,12 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
         return False
 
     try:
-        last = _wait(client, after["uid"], settled, asked["timeout"], f"{verb} {after['name']}")
+        last = _wait(client, after, settled, asked["timeout"], f"{verb} {after['name']}")
+    except DeletedError:
+        if verb != "stop":
+            raise
+        echo(f"job/{after['name']} stopped, and deleted since")  # a record is removed when all of the job has ended
+        return
     except WaitTimedOutError as late:
         raise WaitTimedOutError(
             f"{late.message}; it goes on and nothing was taken back", f"nodeagentctl describe {after['name']}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, job_path, new_request_id
-from nodeagent.ctl.control import not_ended, running
+from nodeagent.ctl.control import looked_at, not_ended, running
 from nodeagent.ctl.options import (
     DEFAULT_TIMEOUT,
     JOB,
@@ -142,7 +142,7 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
 
 def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None, role: str) -> Json:
     """``role``: of several, whose places are meant."""
-    name, path = after["name"], job_path(after["uid"])
+    name = after["name"]
     size = f"{want} places of {role}" if role else f"{want} nodes"
 
     def target(job: Json) -> int:
@@ -172,10 +172,10 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
 
     client.endure(PATIENCE)
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
-    spec = client.get(path)["spec"]
+    spec = looked_at(client, after)["spec"]
     bound += max([spec["grace"], *(one.get("grace") or 0.0 for one in spec["roles"])]) + SETTLING
     try:
-        last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {size if role else want}")
+        last = wait(lambda: looked_at(client, after), done, _line, bound, f"scaling {name} to {size if role else want}")
     except WaitTimedOutError as late:
         raise WaitTimedOutError(
             f"{late.message}; the target is {size if role else want} still", f"nodeagentctl describe {name}"

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from nodeagent.ctl import client, control, waiting
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import CtlError, Exit
 
 Json = dict[str, Any]
 
@@ -82,6 +83,24 @@ def test_an_older_view_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pause_that_was_reached_is_done_though_it_was_resumed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke(monkeypatch, "pause", row(2, "pause"), row(3, "run", "paused"))[:2] == (0, "job/a paused\n")
+
+
+class Deleted(Agents):
+    """One whose job is not there any more when it is looked at."""
+
+    def get(self, path: str) -> Json:
+        if path == "/v1/jobs/a":
+            return self.after
+        raise CtlError("no job 'u1'", Exit.NOT_FOUND)
+
+
+@pytest.mark.parametrize(("verb", "code"), [("stop", 0), ("pause", 1), ("resume", 1), ("restart", 1)])
+def test_a_job_that_is_deleted_meanwhile_is_named(verb: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, not as "no job UID"; and one that was to be stopped has been."""
+    monkeypatch.setattr(control, "connect", lambda _ctx: Deleted(row(2, "stop", "forming")))
+    result = CliRunner().invoke(cli, [verb, "a", "--timeout", "200ms"])
+    says = "job/a stopped, and deleted since" if verb == "stop" else "job a was deleted meanwhile"
+    assert (result.exit_code, says in result.output) == (code, True), result.output
 
 
 class Losing(BaseHTTPRequestHandler):
