@@ -197,7 +197,8 @@ class _Crowd:
 PROBATION = "nothing: it is trusted again when its probation ends"
 _REPAIRS: Mapping[Action, str] = {
     "diagnose": "find out what is wrong (nodeagentctl doctor, dcgmi diag)",
-    "reset_gpu": "reset the GPU (nvidia-smi --gpu-reset, nothing may run on it)",
+    "reset_gpu": "reset the GPU, which nothing may use, nodeagent's own reader neither (systemctl stop nodeagent, "
+    "which drains the node; nvidia-smi --gpu-reset; systemctl start nodeagent)",
     "reboot": "reboot the machine",
     "service": "have the hardware looked at",
 }

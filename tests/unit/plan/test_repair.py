@@ -377,6 +377,8 @@ def test_a_person_learns_what_happens_by_itself_and_what_does_not() -> None:
     found = asks("reboot", gpu("n2", 1))
     node = make_node("n2", gpus=2, health=[found])
     assert next_step(found, node) == "reboot the machine, then: nodeagentctl health ack n2"
+    reset = next_step(asks("reset_gpu", gpu("n2", 0)), node)
+    assert "systemctl stop nodeagent" in reset, "its probe has the driver open, and none is reset that anything holds"
     holding = claim(device=gpu("n2", 1), phase="holds").model_copy(update={"why": "waits until it is free: job a"})
     reported = repair_state(node, holding)
     assert next_step(found, reported) == "nothing: nodeagent repairs it (reboot; waits until it is free: job a)"
