@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from nodeagent.model.base import NAME
 from nodeagent.model.node import Incarnation
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import hold_folder, write_atomic
 from nodeagent.spec.agentconfig import name_of_host
 
 LINE = 78
@@ -62,6 +62,8 @@ class Identity:
         self._boot_id = boot_id
         self._configured, self._hostname = configured, hostname
         self._lock: int | None = None
+        self._held: int | None = None
+        """The run folder: nobody removes what is old in it while an agent is there, however long it runs."""
         self.before = ""
         """The node that this life is, where the config names another one: nothing of it may go on. Empty otherwise."""
 
@@ -85,6 +87,7 @@ class Identity:
                 "if it is another node's, give this one its own dirs.run"
             )
         os.pwrite(self._lock, f"{os.getpid():<{LINE}}\n".encode(), 0)  # one write: nobody reads half of it
+        self._held = hold_folder(self._file.parent)
         last = self._read()
         if last is None:
             self.node = self._configured or name_of_host(self._hostname)
@@ -108,9 +111,10 @@ class Identity:
 
     def release(self) -> None:
         """Give up the lock, keep the life."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for fd in (self._lock, self._held):
+            if fd is not None:
+                os.close(fd)
+        self._lock = self._held = None
 
     def _not_kept(self, error: OSError) -> NotKeptError:
         folder = self._file.parent

@@ -27,6 +27,7 @@ from nodeagent.local import power
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, make_folder
 from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
+from nodeagent.osutil.linux import hold_folder
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
@@ -104,6 +105,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._ending.set)
         if owner is not None:
             loop.add_reader(owner, self._watch_owner, owner)
+        held = [hold_folder(folder) for folder in (self._cluster.run, self._cluster.data)]
         try:
             make(self._cluster.layout.key)
             await self._start_redis()
@@ -121,6 +123,8 @@ class Supervisor:
             self._keep_data = self._keep_logs
         finally:
             self._clear_away()
+            for folder in held:
+                os.close(folder)
 
     def _watch_owner(self, owner: int) -> None:
         if not os.read(owner, 4096):

@@ -520,6 +520,17 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def hold_folder(path: Path) -> int:
+    """Have systemd-tmpfiles, which removes from /tmp what nobody has touched for some days, pass over this folder and
+    all below it, until the descriptor that is returned is closed. Raises OSError."""
+    import fcntl
+
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # it is cleaned at this very moment, or its file system knows no locks
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder
+
+
 def keep_damaged(path: Path) -> str:
     """Give a file that cannot be read a second name, ``.damaged`` behind its own, under which it outlives the one that
     replaces it. The one that was kept so before goes. Returns that name, or why there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +52,20 @@ def test_a_second_agent_is_refused_and_the_first_is_named(make: Make, tmp_path: 
     with pytest.raises(LockHeldError, match=rf"another agent \(pid {pid}\) .*kill -9.*dirs\.run"):
         make().take()
     assert one.start == 1
+
+
+def test_what_is_old_in_the_run_folder_is_removed_by_nobody_while_an_agent_is_there(make: Make, tmp_path: Path) -> None:
+    """systemd-tmpfiles passes over a folder of /tmp that it cannot lock: what a job needs was gone after ten days."""
+    (identity := make()).take()
+    folder = os.open(tmp_path / "run", os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        identity.release()
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        make().take()  # waits for nobody who cleans there
+    finally:
+        os.close(folder)
 
 
 def test_a_renewed_life_is_new_and_lasts(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -87,6 +88,17 @@ def test_no_other_account_reads_what_a_cluster_writes(cluster: LocalCluster) -> 
     written = [path for top in (cluster.run, cluster.data) for path in top.rglob("*") if path.is_file()]
     assert {"supervisor.log", "agent.log", "agent.yaml", "redis.log"} <= {path.name for path in written}
     assert [path.name for path in written if path.stat().st_mode & 0o077] == ["cluster.json"], "which has no secret"
+
+
+def test_what_is_old_in_a_clusters_folders_is_removed_by_nobody(cluster: LocalCluster) -> None:
+    """Where they are in /tmp, systemd-tmpfiles removed the configs and keys of a training of weeks."""
+    for path in (cluster.run, cluster.data):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(folder)
 
 
 def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: LocalCluster) -> None:
