@@ -68,9 +68,9 @@ class ShimReport(Record):
         return found if found.status is None else found.model_copy(update={"status": bounded(found.status)})
 
 
-def most_entries(asked: int | None) -> int:
-    """Entries that a list of a pod may have of which so many workers, or ports, were asked; None: it is not known."""
-    return COUNT_MAX if asked is None else min(COUNT_MAX, FEW + asked)
+def most_entries(asked: int) -> int:
+    """Entries that a list of a pod may have of which so many workers, or ports, were asked."""
+    return min(COUNT_MAX, FEW + asked)
 
 
 def check_lists(status: object, most: int) -> None:

@@ -44,8 +44,8 @@ class PodRecord:
     """That its workers were given last."""
     stuck: bool = False
     """Something of it did not end, even with SIGKILL."""
-    asked: int | None = None
-    """The most workers, forked ahead too, or ports of which its shim was to tell at once; None: it is not known."""
+    asked: int = 0
+    """The most workers, forked ahead too, or ports of which its shim was to tell at once."""
 
 
 class PodRecords:
@@ -68,10 +68,10 @@ class PodRecords:
         for file in sorted(self._folder.glob("*.json")):
             try:
                 value = json.loads(file.read_text())
-                cgroup = Path(value["cgroup"]) if value.get("cgroup") else None
+                cgroup = Path(value["cgroup"]) if value["cgroup"] else None
                 found[file.stem] = PodRecord(
                     value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup,
-                    tuple(value.get("devices", ())), value.get("stuck") is True, value.get("asked"),
+                    tuple(value["devices"]), value["stuck"], value["asked"],
                 )  # fmt: skip
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if isinstance(error, OSError) and short(error):
@@ -81,20 +81,6 @@ class PodRecords:
 
     def _file(self, uid: str) -> Path:
         return self._folder / f"{folder_name(uid)}.json"
-
-
-def record_of_before(folder: Path, logs_dir: Path) -> PodRecord:
-    """The pod in a run folder that an agent made which kept no records (0.1): of what its user could have written there
-    only what cannot reach beyond his own pod is believed. Raises UntrustedError."""
-    with UntrustedFolder(folder.parent, folder.name) as opened:
-        stored, owner = opened.read_object("pod.json"), opened.owner
-    uid, mark, job = stored.get("uid"), stored.get("mark"), stored.get("job")
-    if not (isinstance(uid, str) and isinstance(mark, str) and isinstance(job, str)) or folder_name(uid) != folder.name:
-        raise UntrustedError(f"{folder} holds no pod of that name")
-    logs = log_folder(logs_dir, job, uid)
-    if logs.parent != logs_dir:
-        raise UntrustedError(f"{folder} names a job that cannot be")
-    return PodRecord(uid, owner, mark, logs)
 
 
 def pods_folder(run_dir: Path) -> Path:

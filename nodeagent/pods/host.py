@@ -53,7 +53,6 @@ from nodeagent.osutil.untrusted import (
     OneAside,
     UntrustedError,
     UntrustedFolder,
-    aside,
 )
 from nodeagent.pods import become
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
@@ -69,7 +68,6 @@ from nodeagent.pods.folder import (
     pod_file,
     pods_folder,
     promised_number,
-    record_of_before,
     run_folder,
     state_folder,
 )
@@ -90,7 +88,7 @@ ADOPT_LIMIT = 0.5
 """Seconds that an agent's start waits for looks at its pods; those that take longer are unknown meanwhile."""
 LOOK_LIMIT = 20.0
 """Seconds for a look for a pod's shim; if it was begun and has not come back by then, the pod is killed."""
-NO_GRANT = "its shim has no grant record: it is of a version before them, or somebody removed it"
+NO_GRANT = "its shim has no grant record: somebody removed it"
 FOLDERS_LIMIT = 5.0
 """Seconds that a new pod waits for its state and log folders."""
 PROMISED_LIMIT = 2.0
@@ -151,20 +149,8 @@ class ShimHost:
         known, folders, grants = self._records.all(), pods_folder(self._run), grant_keys(grants_folder(self._run))
         for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
             if folder.name not in known and folder.name != ANSWERS:
-                try:
-                    record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
-                except NotSeenError as error:  # the next agent looks again
-                    log.warning("whether a pod is in %s is not known: %s", folder, error)
-                    cgroups.pop(folder.name, None)
-                except UntrustedError as error:
-                    log.warning("no pod in %s, it is removed: %s", folder, error)
-                    self._clearing.remove(folder)
-                else:
-                    known[folder.name] = record
-                    try:
-                        self._records.write(record)
-                    except OSError as error:  # the next agent makes it again
-                        log.warning("no record of %s: %s", record.uid, error)
+                log.warning("no pod is known in %s, it is removed", folder)
+                self._clearing.remove(folder)
         for key in grants:
             if key not in known:
                 self._remove_grant(key)

@@ -407,7 +407,7 @@ class PodHandle:
 
     def _asks(self, count: int) -> None:
         """So many workers, or ports, of which it will tell."""
-        if self._record.asked is not None and count > self._record.asked:
+        if count > self._record.asked:
             self._keep_record(asked=count)
 
     def stop(self, **arguments: Any) -> None:

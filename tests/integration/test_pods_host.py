@@ -24,7 +24,7 @@ from nodeagent.lease.grants import answer_file, grant_keys, grants_folder
 from nodeagent.osutil.linux import is_running
 from nodeagent.osutil.untrusted import UntrustedFolder
 from nodeagent.pods import pod
-from nodeagent.pods.folder import PodRecords, folder_name, state_folder
+from nodeagent.pods.folder import folder_name, state_folder
 from nodeagent.pods.host import ShimHost
 from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
@@ -75,18 +75,6 @@ async def test_a_second_host_takes_over_the_same_processes(tmp_path: Path) -> No
         os.kill(pid_of(first.workers[0]), signal.SIGKILL)
         status = await bench.until(lambda s: s.exits)
         assert status.exits[0].signal == 9
-
-
-async def test_a_shim_of_an_agent_that_kept_no_records_is_taken_over(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(SLEEP, tmp_path))
-        first = await bench.running()
-        await bench.host.close()
-        shutil.rmtree(tmp_path / "run" / "shims")
-        bench.host = bench.new_host()
-        await bench.host.adopt()
-        assert await bench.until(lambda s: s.phase == "running") == first
-        assert len(PodRecords(tmp_path / "run").all()) == 1
 
 
 async def test_an_older_agents_connection_is_closed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from nodeagent.osutil.linux import Marked
 from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod, shimlink
 from nodeagent.pods.base import StartOrder
-from nodeagent.pods.bounds import FEW
+from nodeagent.pods.bounds import COUNT_MAX, FEW
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord, PodRecords
 from nodeagent.pods.pod import (
@@ -50,7 +50,7 @@ class Fake:
     """A handle whose shim is a process that does nothing, and whose socket the test speaks on."""
 
     def __init__(
-        self, folder: Path, sweeper: Sweeper, speech: SpeechByOwner | None = None, asked: int | None = None
+        self, folder: Path, sweeper: Sweeper, speech: SpeechByOwner | None = None, asked: int = COUNT_MAX
     ) -> None:
         self.changed = asyncio.Event()
         self.kept = list[PodRecord]()
@@ -84,7 +84,7 @@ async def fake(
     folder: Path,
     sweeper: Sweeper | None = None,
     speech: SpeechByOwner | None = None,
-    asked: int | None = None,
+    asked: int = COUNT_MAX,
 ) -> AsyncIterator[Fake]:
     made = Fake(folder, sweeper or Sweeper(), speech, asked)
     try:
