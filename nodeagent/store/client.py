@@ -7,7 +7,6 @@ was cancelled may or may not have taken effect.
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -365,8 +364,6 @@ class RedisStore:
             "listed": roster.shorten(proposal.members, self._decoder.nodes),
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
-            "kept": proposal.kept,
-            "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
             "failsafe_members": codec.encode_texts(proposal.failsafe_members),
@@ -439,8 +436,6 @@ class RedisStore:
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
-            "grace": json.dumps(ending.grace),
-            "kept": ending.kept,
             "delay_ms": ending.delay_ms,
             "control": codec.encode_optional(ending.control),
             "by_policy": ending.by_policy,

@@ -276,7 +276,34 @@ class Restored(Record):
     recovering: bool
 
 
-class Proposal(Record):
+class CheckedStep(Record):
+    """A step on a job as its agent knows it: refused (``stale``) where it is another by now."""
+
+    uid: str
+    expect: Token | None
+    """The generation's; None: there is none yet."""
+    expect_state: str = ""
+    control_rev: int
+    by: str
+    """The node that decides."""
+
+
+class GenerationEnd(CheckedStep):
+    """One that ends the job's generation, if it has one."""
+
+    lost: tuple[str, ...] = ()
+    spend: BudgetEntry | None = None
+    planned: bool = False
+    kept: bool = False
+    """The newest steps of the generation that ends by a fault are in snapshots, so only the standstill counts as
+    lost."""
+    grace: float | None = None
+    """For a planned end: seconds from SIGTERM to SIGKILL; None: the job's own grace."""
+    setbacks: tuple[Setback, ...] | None = None
+    """What the job remembers from now on of nodes that were no good to it; None: what it did."""
+
+
+class Proposal(GenerationEnd):
     """The next generation of a job.
 
     Checks: ``expect`` is the generation's token (None: no generation yet) and the generation has state
@@ -296,26 +323,12 @@ class Proposal(Record):
     ``control_rev`` is kept in the generation; event GenerationForming.
     """
 
-    uid: str
-    expect: Token | None
-    expect_state: str = ""
-    control_rev: int
     id: str
     """Random id of the new generation. A second proposal of the same id returns the generation."""
     members: dict[str, Member]
-    lost: tuple[str, ...] = ()
     cause: Cause
-    spend: BudgetEntry | None = None
-    planned: bool = False
-    kept: bool = False
-    """The newest steps of the generation that ends by a fault are in snapshots, so only the standstill counts as
-    lost."""
-    grace: float | None = None
-    """For a planned end: seconds from SIGTERM to SIGKILL; None: the job's own grace."""
     form_ms: int
     """Served milliseconds from now to the deadline."""
-    setbacks: tuple[Setback, ...] | None = None
-    """What the job remembers from now on of nodes that were no good to it; None: what it did."""
     failsafe_members: dict[str, str] = {}
     """Node to life: the failsafe members of this generation once the generation is active."""
     outside: dict[str, str] = {}
@@ -324,8 +337,6 @@ class Proposal(Record):
     from one of them after ``read``, so that two jobs for which there is room get their nodes one after the other."""
     read: int = 0
     """The revision up to which the proposer has read everything."""
-    by: str
-    """The proposing node."""
 
 
 class QuotaClaims(Record):
@@ -339,7 +350,7 @@ class QuotaClaims(Record):
     """The revision up to which the writing agent has read everything."""
 
 
-class Ending(Record):
+class Ending(GenerationEnd):
     """The end of a generation, and the next phase of its job: holding, pausing, paused, succeeded, failed or stopped.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (generation may be None or already ended:
@@ -352,32 +363,18 @@ class Ending(Record):
     phase (JobHolding, JobFailed, ...), unless nothing changed. An Ending that was done before returns the job.
     """
 
-    uid: str
-    expect: Token | None
-    expect_state: str = ""
-    control_rev: int
     phase: Phase
     reason: str
     outcome: Outcome | None = None
-    spend: BudgetEntry | None = None
-    lost: tuple[str, ...] = ()
-    planned: bool = False
-    grace: float | None = None
-    """As ``Proposal.grace``."""
-    kept: bool = False
-    """See ``Proposal.kept``."""
-    setbacks: tuple[Setback, ...] | None = None
-    """As ``Proposal.setbacks``."""
     delay_ms: int = 0
     control: Control | None = None
     """Replaces the job's: its rev is ``control_rev`` + 1."""
     by_policy: bool = False
     wall: float
     """Unix time, from which records are kept. If it is hours off, the store takes its own instead."""
-    by: str
 
 
-class Settlement(Record):
+class Settlement(CheckedStep):
     """The end of a pending scale, reached or rolled back, or of a job that this one comes after.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that it overrules neither a newer control
@@ -386,18 +383,12 @@ class Settlement(Record):
     was done before returns the job.
     """
 
-    uid: str
-    expect: Token | None
-    expect_state: str = ""
-    control_rev: int
     control: Control
     event: str
     text: str
-    by: str
-    """The settling node."""
 
 
-class Judgement(Record):
+class Judgement(CheckedStep):
     """The judgement on how the last active generation ended, after all its members have answered or are lost.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal, or the entry does
@@ -405,13 +396,8 @@ class Judgement(Record):
     entry is replaced, ``silent`` is empty; event FaultJudged. A judgement that was done before returns the job.
     """
 
-    uid: str
-    expect: Token | None
-    expect_state: str = ""
-    control_rev: int
     number: int
     spend: BudgetEntry
-    by: str
 
 
 class Answer(Record):

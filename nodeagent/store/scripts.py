@@ -7,6 +7,7 @@ Reads a script's raw reply; never calls the server.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from nodeagent import __version__
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
+from nodeagent.store.messages import CheckedStep, GenerationEnd
 
 PRELUDES = ("_clock", "_recovery", "_records", "_highest", "_usage", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
@@ -107,7 +108,7 @@ def timing_arguments(timing: Timing) -> dict[str, object]:
     }
 
 
-def expectation(step: Proposal | Ending | Settlement | Judgement) -> dict[str, object]:
+def expectation(step: CheckedStep) -> dict[str, object]:
     return {
         "uid": step.uid,
         "expect": step.expect.model_dump() if step.expect is not None else None,
@@ -117,11 +118,13 @@ def expectation(step: Proposal | Ending | Settlement | Judgement) -> dict[str, o
     }
 
 
-def ended_by(step: Proposal | Ending) -> dict[str, object]:
+def ended_by(step: GenerationEnd) -> dict[str, object]:
     return expectation(step) | {
         "spend": codec.encode_optional(step.spend),
         "lost": sorted(set(step.lost)),
         "planned": step.planned,
+        "kept": step.kept,
+        "grace": json.dumps(step.grace),
         "setbacks": codec.encode_optional_list(step.setbacks),
     }
 
