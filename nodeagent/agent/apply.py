@@ -7,9 +7,9 @@ An effect is believed only when the next snapshot or status shows it. What a mes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -22,7 +22,7 @@ from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.base import first_error
 from nodeagent.model.job import RETENTION, BudgetEntry, Checkpoint, Control, JobRecord
-from nodeagent.model.world import PodReport, Token
+from nodeagent.model.world import PodReport
 from nodeagent.plan import steps
 from nodeagent.plan.pods import actions
 from nodeagent.pods.base import StartOrder
@@ -48,16 +48,6 @@ class _Refused:
     rev: int
     since: float
     logged: bool = False
-
-
-class _Seen(TypedDict):
-    """What a step expects of a job's record, and whose step it is: the same in every message that changes a job."""
-
-    uid: str
-    expect: Token | None
-    expect_state: str
-    control_rev: int
-    by: str
 
 
 class Applier:
@@ -268,7 +258,8 @@ class Applier:
             case None:
                 return False
 
-    def _seen(self, job: JobRecord) -> _Seen:
+    def _seen(self, job: JobRecord) -> dict[str, Any]:
+        """The fields of a ``CheckedStep``."""
         generation = job.generation
         return {
             "uid": job.uid,
@@ -282,41 +273,16 @@ class Applier:
         return self._seal.control(job.uid, control.model_copy(update={"rev": job.control.rev + 1}))
 
     def _proposal(self, job: JobRecord, step: steps.Propose, rev: int) -> Proposal:
-        return Proposal(
-            **self._seen(job),
-            id=self._random_id(),
-            members=step.members,
-            lost=step.lost,
-            cause=step.cause,
-            spend=_counted(job, step.spend),
-            planned=step.planned,
-            setbacks=step.setbacks,
-            kept=self._keeps_steps(job.uid),
-            grace=step.grace,
-            form_ms=step.form_ms,
-            outside=step.outside,
-            failsafe_members=step.failsafe_members,
-            claims=step.claims,
-            read=rev,
-        )
+        return Proposal(**self._end(job, step), id=self._random_id(), read=rev)
 
     def _ending(self, job: JobRecord, step: steps.End) -> Ending:
-        return Ending(
-            **self._seen(job),
-            phase=step.phase,
-            reason=step.reason,
-            outcome=step.outcome,
-            spend=_counted(job, step.spend),
-            lost=step.lost,
-            planned=step.planned,
-            setbacks=step.setbacks,
-            grace=step.grace,
-            kept=self._keeps_steps(job.uid),
-            delay_ms=step.delay_ms,
-            control=self._next_control(job, step.control) if step.control is not None else None,
-            by_policy=step.by_policy,
-            wall=self._clock.wall(),
-        )
+        control = self._next_control(job, step.control) if step.control is not None else None
+        return Ending(**self._end(job, step) | {"control": control}, wall=self._clock.wall())
+
+    def _end(self, job: JobRecord, step: steps.Propose | steps.End) -> dict[str, Any]:
+        """What the step says, and what it expects: the fields of the message have the names of the step's."""
+        says = {field.name: getattr(step, field.name) for field in fields(step)}
+        return self._seen(job) | says | {"spend": _counted(job, step.spend), "kept": self._keeps_steps(job.uid)}
 
     def _settlement(self, job: JobRecord, step: steps.Settle) -> Settlement:
         control = self._next_control(job, step.control)
