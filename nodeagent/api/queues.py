@@ -219,7 +219,7 @@ def queue_json(cluster: Cluster, one: QueueShare) -> Json:
     ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top; ``runs_at_least`` the
     ``min_runtime`` that holds for its jobs, its own or one from above it."""
     queue = one.queue
-    return queue.model_dump(mode="json") | {
+    return {"name": queue.name, **queue.model_dump(mode="json")} | {
         "used": one.use._asdict(),
         "share": round(one.share, 4),
         "entitled": round(one.entitled, 4),

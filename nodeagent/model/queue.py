@@ -77,10 +77,9 @@ class UserQuota(Amount):
     jobs: int | None = Field(default=None, ge=1)
 
 
-class Queue(Record):
-    """One queue. Jobs are in queues without children; a queue with children divides its share among them."""
+class QueueSettings(Record):
+    """What may be set of a queue."""
 
-    name: str = Field(pattern=NAME)
     parent: str = ""
     """Name of the parent queue; empty: the queue is at the top."""
     weight: float = Field(default=1.0, gt=0, le=1_000_000)
@@ -106,6 +105,12 @@ class Queue(Record):
     """Jobs of the users in ``users`` and ``groups`` go here if they name no queue. If several such queues fit: the
     first by name."""
     user_quota: UserQuota = UserQuota()
+
+
+class Queue(QueueSettings):
+    """One queue. Jobs are in queues without children; a queue with children divides its share among them."""
+
+    name: str = Field(pattern=NAME)
 
 
 _DEFAULT = Queue(name=DEFAULT_QUEUE)

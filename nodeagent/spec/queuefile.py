@@ -8,19 +8,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from nodeagent.model.jobspec import MOST_NODES
+from nodeagent.model.base import Record
 from nodeagent.model.queue import (
     DEFAULT_QUEUE,
-    MOST_DEVICES,
     MOST_QUEUES,
     RESOURCES,
     Amount,
     JobLimits,
     Queue,
     Queues,
-    QueueState,
+    QueueSettings,
     UserQuota,
 )
 from nodeagent.spec import jobvalues
@@ -44,75 +43,35 @@ _UsualHang = Annotated[float | Literal["auto", "off"] | None, BeforeValidator(jo
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
 
-class _Written(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+class _Amount(Amount):
+    model_config = ConfigDict(strict=True)
 
 
-class AmountFile(_Written):
-    """An amount of what the cluster has; what is left out is not limited."""
-
-    gpus: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
-    """GPUs."""
-    nodes: int | None = Field(default=None, ge=0, le=MOST_NODES)
-    """Nodes; one that two jobs share counts twice."""
-    slots: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
-    """CPU slots."""
+class _UserQuota(UserQuota):
+    model_config = ConfigDict(strict=True)
 
 
-class JobLimitsFile(_Written):
-    """What one job of the queue, or of a queue below it, may ask for; the strictest limit counts."""
-
-    max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
-    """Most nodes; of a job of several roles, those that its places need at least."""
+class _JobLimits(JobLimits):
+    model_config = ConfigDict(strict=True)
     max_time_limit: _Limit = None
-    """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
     default_time_limit: _Usual = None
-    """The time_limit of a job that states none; never: it has none. Default: as its parent; at the top never."""
     default_hang: _UsualHang = None
-    """The hang of a job that states none: auto, off, or how long nothing may progress. Default: as its parent; at the
-    top off."""
 
 
-class UserQuotaFile(AmountFile):
-    """What the live jobs of one user in the queue and below it may come to, by what each asks for at least."""
-
-    jobs: int | None = Field(default=None, ge=1)
-    """Most jobs that have not ended."""
-
-
-class QueueKeys(_Written):
+class QueueKeys(QueueSettings):
     """One queue."""
 
-    parent: str = ""
-    """The queue that it is a part of. Default: it is at the top."""
-    weight: float = Field(default=1.0, gt=0, le=1_000_000)
-    """Its part of what is contended, against that of its siblings."""
-    guarantee: AmountFile = AmountFile()
-    """What is always its own."""
-    capability: AmountFile = AmountFile()
-    """What its jobs never exceed, however much is idle. Default: no limit."""
-    reclaimable: bool = True
-    """Whether what it uses above its guarantee may be taken back for others."""
+    model_config = ConfigDict(strict=True)
+    guarantee: _Amount = _Amount()
+    capability: _Amount = _Amount()
     min_runtime: _Runtime = None
-    """How long its jobs run at least before one is stopped for another queue. Default: as its parent; at the top 1m."""
-    priority: int = Field(default=0, ge=-1000, le=1000)
-    """Jobs of a queue with a higher one go first, whatever their own priority."""
-    state: QueueState = "open"
-    """closed: it takes no new jobs."""
-    limits: JobLimitsFile = JobLimitsFile()
-    """What one job may ask for."""
+    limits: _JobLimits = _JobLimits()
     users: _Names = ()
-    """Users who may submit to it; "*" is everybody. Default, if groups is empty too: those who may use its parent; at
-    the top everybody."""
     groups: _Names = ()
-    """Unix groups whose members may."""
-    default: bool = False
-    """Whether jobs of its users and groups go here if they name no queue."""
-    user_quota: UserQuotaFile = UserQuotaFile()
-    """What the jobs of one user may come to."""
+    user_quota: _UserQuota = _UserQuota()
 
 
-class QueueFile(_Written):
+class QueueFile(Record):
     """Every queue of a cluster."""
 
     queues: dict[_Name, QueueKeys] = Field(max_length=MOST_QUEUES, examples=["{research: {weight: 2}}"])
@@ -181,22 +140,7 @@ def written_queue(queue: Queue) -> dict[str, Any]:
 
 
 def _complete(name: str, keys: QueueKeys) -> Queue:
-    return Queue(
-        name=name,
-        parent=keys.parent,
-        weight=keys.weight,
-        guarantee=Amount(**keys.guarantee.model_dump()),
-        capability=Amount(**keys.capability.model_dump()),
-        reclaimable=keys.reclaimable,
-        min_runtime=keys.min_runtime,
-        priority=keys.priority,
-        state=keys.state,
-        limits=JobLimits(**keys.limits.model_dump()),
-        users=keys.users,
-        groups=keys.groups,
-        default=keys.default,
-        user_quota=UserQuota(**keys.user_quota.model_dump()),
-    )
+    return Queue(name=name, **keys.model_dump())
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,19 +231,15 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
 
 def with_queue(tree: Queues, queue: Queue) -> Queues:
     """The tree with this queue, new or changed."""
-    return _of(tree, [*(q for q in tree.queues if q.name != queue.name), queue])
+    return whole_tree(tree, [*(q for q in tree.queues if q.name != queue.name), queue])
 
 
 def without_queue(tree: Queues, name: str) -> Queues:
     """The tree without it."""
-    return _of(tree, (q for q in tree.queues if q.name != name))
+    return whole_tree(tree, (q for q in tree.queues if q.name != name))
 
 
 def whole_tree(tree: Queues, queues: Iterable[Queue]) -> Queues:
     """The tree with these queues, and no other."""
-    return _of(tree, queues)
-
-
-def _of(tree: Queues, queues: Iterable[Queue]) -> Queues:
     found = tuple(sorted(queues, key=lambda queue: queue.name))
     return Queues(rev=tree.rev, by=tree.by, queues=found)
