@@ -10,14 +10,13 @@ hang.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import json
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +33,7 @@ from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
 from nodeagent.osutil.clock import wait_for
 from nodeagent.osutil.linux import keep_damaged, write_atomic
+from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.cluster import Cluster
 from nodeagent.store.base import StoreError
 from nodeagent.store.messages import Saved
@@ -102,8 +102,7 @@ class FileDisk:
         self._path = path
         self._ours: tuple[int, int, int] | None = None
         """Device, inode and size of the file as this process left it."""
-        self._writer: threading.Thread | None = None
-        self._busy = False
+        self._write: asyncio.Future[None] | None = None
 
     def read(self) -> bytes | None:
         try:
@@ -119,41 +118,19 @@ class FileDisk:
         return keep_damaged(self._path)
 
     async def write(self, data: bytes) -> None:
-        await self._beside(lambda: self._put(data))
+        await self._beside(partial(self._put, data))
 
     async def append(self, data: bytes) -> None:
-        await self._beside(lambda: self._add(data))
+        await self._beside(partial(self._add, data))
 
-    async def _beside(self, put: Callable[[], object]) -> None:
+    async def _beside(self, put: Callable[[], None]) -> None:
         """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
-        if self._busy and self._writer is not None and self._writer.is_alive():  # one that died says nothing
+        if self._write is not None and not self._write.done():
             raise OSError("the last write has not ended yet: the disk hangs")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: OSError | None) -> None:
-            self._busy = False
-            if not done.done():
-                done.set_result(None) if error is None else done.set_exception(error)
-
-        def work() -> None:
-            failure = None
-            try:
-                put()
-            except OSError as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: nobody waits
-                loop.call_soon_threadsafe(settle, failure)
-
-        self._writer = threading.Thread(target=work, name="kept", daemon=True)
-        try:
-            self._writer.start()
-        except RuntimeError as error:
-            raise OSError(f"no thread for it: {error}") from error
-        self._busy = True
+        self._write = in_daemon(put, "kept")
         try:
             async with asyncio.timeout(PATIENCE):
-                await done
+                await asyncio.shield(self._write)
         except TimeoutError:
             raise OSError(f"the disk has not answered for {PATIENCE:.0f} s") from None
 
