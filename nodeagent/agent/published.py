@@ -115,24 +115,28 @@ def pod_states(
         job = cluster.jobs.get(uid)
         if job is None:
             continue
-        pod = PodState(
-            uid=uid,
-            job=job.name,
-            role=job.role_names_on(node),
-            node=node,
-            phase=status.phase,
-            reason=status.reason or status.refused,
-            generation=status.generation.number if status.generation is not None else 0,
-            shim_pid=status.shim_pid,
-            fork_server_pid=status.fork_server_pid,
-            preforked=len(status.preforked),
-            preforked_memory=sum(status.preforked.values()),
-            workers=status.workers,
-            snapshot_bytes=status.snapshot_bytes,
-            unreachable=dict(unreachable.get(uid, {})),
-        )
-        out.append(pod)
+        out.append(pod_state(job, node, status, unreachable.get(uid, {})))
     return pods_within_room(out, lambda uid: _owner(cluster, uid))
+
+
+def pod_state(job: JobRecord, node: str, status: PodStatus, unreachable: Mapping[str, float]) -> PodState:
+    """The node's pod of this job, as it is published."""
+    return PodState(
+        uid=job.uid,
+        job=job.name,
+        role=job.role_names_on(node),
+        node=node,
+        phase=status.phase,
+        reason=status.reason or status.refused,
+        generation=status.generation.number if status.generation is not None else 0,
+        shim_pid=status.shim_pid,
+        fork_server_pid=status.fork_server_pid,
+        preforked=len(status.preforked),
+        preforked_memory=sum(status.preforked.values()),
+        workers=status.workers,
+        snapshot_bytes=status.snapshot_bytes,
+        unreachable=dict(unreachable),
+    )
 
 
 Checked = Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]]

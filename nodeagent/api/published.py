@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
 
+from nodeagent.agent.published import pod_state
 from nodeagent.agent.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState
@@ -53,23 +54,7 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
     mine = view.pods().get(job.uid)
     if mine is None:
         return {}
-    pod = PodState(
-        uid=job.uid,
-        job=job.name,
-        role=job.role_names_on(view.node),
-        node=view.node,
-        phase=mine.phase,
-        reason=mine.reason,
-        generation=mine.generation.number if mine.generation else 0,
-        shim_pid=mine.shim_pid,
-        fork_server_pid=mine.fork_server_pid,
-        preforked=len(mine.preforked),
-        preforked_memory=sum(mine.preforked.values()),
-        workers=mine.workers,
-        snapshot_bytes=mine.snapshot_bytes,
-        unreachable=dict(view.health().unreachable.get(job.uid, {})),
-    )
-    return {pod.node: pod}
+    return {view.node: pod_state(job, view.node, mine, view.health().unreachable.get(job.uid, {}))}
 
 
 def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tuple[Cut, ...]:
