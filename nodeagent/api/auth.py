@@ -289,30 +289,24 @@ def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) ->
 
 def may_change_nodes(who: Caller, node: str) -> None:
     """Raises ``ApiError`` unless the caller is an operator."""
-    if not who.operator:
-        raise ApiError(
-            "permission",
-            f"{who.name} may not change node {node}: only root and operators may",
-            "ask an operator (the group of jobs.operators in the agent's config); nothing was changed",
-        )
+    _must_operate(who, f"change node {node}")
 
 
 def may_change_queues(who: Caller) -> None:
     """Raises ``ApiError`` unless the caller is an operator."""
-    if not who.operator:
-        raise ApiError(
-            "permission",
-            f"{who.name} may not change queues: only root and operators may",
-            "ask an operator (the group of jobs.operators in the agent's config); nothing was changed",
-        )
+    _must_operate(who, "change queues")
 
 
 def may_change_windows(who: Caller) -> None:
     """Raises ``ApiError`` unless the caller is an operator."""
+    _must_operate(who, "reserve nodes")
+
+
+def _must_operate(who: Caller, what: str) -> None:
     if not who.operator:
         raise ApiError(
             "permission",
-            f"{who.name} may not reserve nodes: only root and operators may",
+            f"{who.name} may not {what}: only root and operators may",
             "ask an operator (the group of jobs.operators in the agent's config); nothing was changed",
         )
 
