@@ -152,28 +152,29 @@ def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
             if one not in named:
                 right = did_you_mean(one, named, intro="its roles are")
                 yield Mistake(("roles", name, "after"), f"there is no role '{one}'", right)
-        way = _way_back(name, known)
+        way = way_back(name, known)
         if way and name == min(way):  # each circle once
             text = " after ".join((name, *way))
             yield Mistake(("roles", name, "after"), f"{text}: none of them could start", "remove one of these")
 
 
-def _way_back(name: str, after: Mapping[str, Sequence[object]]) -> list[str]:
-    """The roles from the first that this one comes after, up to itself; empty if it does not come after itself."""
+def way_back(name: str, after: Mapping[str, Sequence[str]]) -> list[str]:
+    """The roles, or jobs, from the first that this one comes after, up to itself; empty if it does not come after
+    itself."""
     came_from: dict[str, str] = {}
     ways = deque([name])
     while ways:
         here = ways.popleft()
-        for one in after[here]:
-            if str(one) == name:
+        for one in after.get(here, ()):
+            if one == name:
                 way = [name]
                 while here != name:
                     way.append(here)
                     here = came_from[here]
                 return way[::-1]
-            if str(one) not in came_from:
-                came_from[str(one)] = here
-                ways.append(str(one))
+            if one not in came_from:
+                came_from[one] = here
+                ways.append(one)
     return []
 
 

@@ -50,6 +50,7 @@ from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.consistency import (
     Mistake,
     scheduler_mistakes,
+    way_back,
     with_scheduler,
     written_mistakes,
     written_policy_mistakes,
@@ -603,24 +604,10 @@ def _together(found: Sequence[tuple[Document, Submission]]) -> Iterator[Problem]
         yield found[0][0].problem((), f"more than {MOST_MEMBERS} jobs, with those of arrays", "write several files")
     after = {job.spec.name: list(job.after) for _, job in found}
     for document, job in found:
-        if circle := _circle(after, job.spec.name):
-            text = " -> ".join(circle)
+        if way := way_back(job.spec.name, after):
+            text = " -> ".join((job.spec.name, *way))
             yield document.problem(("after",), f"these jobs wait for each other: {text}", "break the circle", key=True)
 
 
 def _indices(job: Submission) -> tuple[int, ...]:
     return indices(job.array).numbers if job.array else ()
-
-
-def _circle(after: dict[str, list[str]], name: str) -> list[str]:
-    """The way from a job back to itself; empty if there is none."""
-    ways, seen = [[name]], set[str]()
-    while ways:
-        way = ways.pop()
-        for other in after.get(way[-1], ()):
-            if other == name:
-                return [*way, other]
-            if other not in seen:
-                seen.add(other)
-                ways.append([*way, other])
-    return []
