@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+from pydantic import TypeAdapter
 
 from nodeagent.model.job import Checkpoint
 from nodeagent.model.queue import NO_QUEUES, Queues
@@ -44,6 +45,9 @@ class LedgerEntry:
     """The newest checkpoint that was committed, as far as this agent has seen."""
     rev: int = 0
     """The highest revision of a good control, likewise."""
+
+
+_ENTRY = TypeAdapter(LedgerEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ class FileLedger:
 
     def _write(self, remembered: Remembered) -> None:
         # One by one: a thread that makes the JSON of all of them in one call would hold up the others.
-        jobs = ",\n".join(f"{json.dumps(uid)}: {_line(entry)}" for uid, entry in remembered.jobs.items())
+        entries = ((uid, _ENTRY.dump_json(entry, exclude_defaults=True)) for uid, entry in remembered.jobs.items())
+        jobs = ",\n".join(f"{json.dumps(uid)}: {entry.decode()}" for uid, entry in entries)
         shared = {"queues": remembered.queues.to_json(), "windows": remembered.windows.to_json()}
         parts = {"cluster_uid": json.dumps(remembered.cluster_uid), **shared, "jobs": "{" + jobs + "}"}
         text = "{" + ",\n".join(f'"{name}": {part}' for name, part in parts.items()) + "}"
@@ -103,24 +108,10 @@ class FileLedger:
         write_atomic(self._path, text, durable=True)
 
 
-def _line(entry: LedgerEntry) -> str:
-    fields: dict[str, object] = {"expires": entry.expires, "seen": entry.seen, "ended": entry.ended}
-    if entry.pointer is not None:
-        fields["pointer"] = entry.pointer.model_dump()
-    if entry.rev:
-        fields["rev"] = entry.rev
-    return json.dumps(fields)
-
-
 def _remembered(jobs: dict[str, dict[str, Any]], cluster_uid: str, queues: object, windows: object) -> Remembered:
     """Raises ValueError, TypeError and AttributeError."""
-    entries = {uid: _entry(**entry) for uid, entry in jobs.items()}
+    entries = {uid: _ENTRY.validate_python(entry) for uid, entry in jobs.items()}
     return Remembered(entries, cluster_uid, Queues.model_validate(queues), Windows.model_validate(windows))
-
-
-def _entry(expires: int, seen: int, ended: bool = False, pointer: object = None, rev: int = 0) -> LedgerEntry:
-    """Raises ValueError."""
-    return LedgerEntry(expires, seen, ended, None if pointer is None else Checkpoint.model_validate(pointer), rev)
 
 
 def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:
