@@ -9,14 +9,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nodeagent.diag.crew import CheckOutcome
 from nodeagent.model.health import Figure
 from nodeagent.osutil.linux import write_atomic
-
-if TYPE_CHECKING:
-    from nodeagent.diag.crew import CheckOutcome
 
 VERSION = 1
 FILE = "diag.json"
