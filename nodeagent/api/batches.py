@@ -25,7 +25,7 @@ from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobwriter import JobWriter, noted
 from nodeagent.api.once import as_asked, earlier, once
-from nodeagent.api.requests import find_any_job, saved
+from nodeagent.api.requests import find_any_job, saved, seen
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission, Submitter
 from nodeagent.plan.cluster import Cluster
@@ -356,7 +356,7 @@ class Batches:
                 except (ApiError, StoreRefusedError) as refused:
                     if refused.code not in OVER:
                         raise
-            await self._writer.seen()
+            await seen(self._view)
             array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]
             kept = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)

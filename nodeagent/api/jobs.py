@@ -38,7 +38,7 @@ from nodeagent.api.jobwriter import JobWriter, anew, noted
 from nodeagent.api.limits import JobSizes, owner_json
 from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
-from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved
+from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved, seen
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
@@ -300,7 +300,7 @@ class JobRoutes:
                     raise
                 continue
             if after.control == (new or job.control):
-                await self._writer.seen()
+                await seen(self.view)
                 more = done.reply(changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
@@ -328,7 +328,7 @@ class JobRoutes:
         await self._writer.may_change(who, found)
         one, era = once(name, intent.__name__, uid), self.view.era
         if await earlier(self.view.store, one) is not None:
-            await self._writer.seen()
+            await seen(self.view)
             after = await find_any_job(self.view, uid)
             kept = await saved(self.view, after.rev, era)
             return web.json_response(await self._json(after) | kept | {"changed": False, "repeated": True})
@@ -336,7 +336,7 @@ class JobRoutes:
             return await self._change_past(who, found, intent)
         after, changed = await self._writer.change(who, uid, ref, one, intent)
         if changed:
-            await self._writer.seen()
+            await seen(self.view)
         kept = await saved(self.view, after.rev, era)
         return web.json_response(await self._json(after) | kept | {"changed": changed})
 

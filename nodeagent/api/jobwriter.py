@@ -7,7 +7,6 @@ Must never write what was decided on a record that has changed since.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
@@ -17,13 +16,13 @@ from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import Once
-from nodeagent.api.requests import Done, write_again
+from nodeagent.api.requests import Done, seen, write_again
 from nodeagent.model.job import TERMINAL, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.queueing.dependencies import is_awaited
 from nodeagent.spec.jobcheck import check_spec
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import QuotaClaims
 
 
@@ -84,11 +83,11 @@ class JobWriter:
         try:
             if not with_quotas(self._view.cluster(), who, specs):
                 done = await write_again(self._view, partial(write, specs, None))
-                await self.seen()
+                await seen(self._view)
                 return done
             async with self._counting:
                 done = await write_again(self._view, attempt)
-                await self.seen()
+                await seen(self._view)
                 return done
         except StoreRefusedError as refused:
             if refused.code == "full":
@@ -137,11 +136,6 @@ class JobWriter:
         if uid not in jobs:
             raise unknown("job", ref, (j.name for j in jobs.values()))
         return jobs[uid]
-
-    async def seen(self) -> None:
-        """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""
-        with contextlib.suppress(StoreUnavailableError):
-            await self._view.refresh()
 
 
 def anew(job: JobRecord, base: JobRecord) -> intents.Change | None:

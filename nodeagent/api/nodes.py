@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from typing import Any
@@ -14,12 +13,11 @@ from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
-from nodeagent.api.requests import find_node, saved
+from nodeagent.api.requests import find_node, saved, seen
 from nodeagent.api.serializers import items, node_json, work_on
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW
-from nodeagent.store.base import StoreUnavailableError
 
 PAGE = 500
 """The most nodes in one answer of the list: about a megabyte."""
@@ -137,9 +135,7 @@ class NodeRoutes:
         return who
 
     async def _written(self, record: NodeRecord, era: str, **more: bool) -> web.Response:
-        # the change is written; the snapshot follows with the next beat
-        with contextlib.suppress(StoreUnavailableError):
-            await self.view.refresh()
+        await seen(self.view)
         kept = await saved(self.view, record.rev, era)
         return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept | more)
 

@@ -4,7 +4,6 @@ the revision that was read: of two simultaneous changes, the second is made on t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import earlier, once
-from nodeagent.api.requests import NEVER, saved, write_again
+from nodeagent.api.requests import NEVER, saved, seen, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
@@ -28,7 +27,6 @@ from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.queue import places
 from nodeagent.spec.errors import SpecError
 from nodeagent.spec.queuefile import changed_queue, tree_mistakes, whole_tree, with_queue, without_queue
-from nodeagent.store.base import StoreUnavailableError
 
 _UNCHANGED = "nothing was changed"
 
@@ -208,9 +206,7 @@ class QueueRoutes:
         found, rev, era = await write_again(self.view, attempt)
         if rev is None:
             return web.json_response(found)
-        # the change is written; the snapshot follows with the next beat
-        with contextlib.suppress(StoreUnavailableError):
-            await self.view.refresh()
+        await seen(self.view)
         return web.json_response(found | await saved(self.view, rev, era))
 
 

@@ -329,6 +329,13 @@ async def write_again(view: AgentView, attempt: Callable[[], Awaitable[Done]]) -
     raise AssertionError("unreachable: the last try returns or raises")
 
 
+async def seen(view: AgentView) -> None:
+    """Have what was written in the snapshot. It is written already: a store that is away now changes nothing, and the
+    snapshot follows with the next beat."""
+    with suppress(StoreUnavailableError):
+        await view.refresh()
+
+
 async def saved(view: AgentView, rev: int, era: str) -> Json:
     """Waits, within a bound, until the write with this revision is on enough disks. ``era``: era of the view before the
     write."""

@@ -4,7 +4,6 @@ revision that was read: of two simultaneous changes, the second is made on top o
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import Once, earlier, once
-from nodeagent.api.requests import NEVER, saved, write_again
+from nodeagent.api.requests import NEVER, saved, seen, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
@@ -24,7 +23,6 @@ from nodeagent.model.window import MOST_PATTERNS, MOST_WHY, MOST_WINDOWS, Window
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.timeouts import spoken
 from nodeagent.plan.nodes.availability import outdated
-from nodeagent.store.base import StoreUnavailableError
 
 LONGEST = 90 * 86_400.0
 """The most seconds that a window lasts."""
@@ -123,9 +121,7 @@ class WindowRoutes:
             return one, record.rev, era
 
         one, rev, era = await write_again(self.view, attempt)
-        # the change is written; the snapshot follows with the next beat
-        with contextlib.suppress(StoreUnavailableError):
-            await self.view.refresh()
+        await seen(self.view)
         kept = await saved(self.view, rev, era)
         return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
 
