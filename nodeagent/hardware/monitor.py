@@ -13,7 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from operator import is_
 from pathlib import Path
 from types import UnionType
@@ -578,23 +578,12 @@ class Monitor:
 def save_memory(path: Path, kept: Kept) -> None:
     """Write it whole and durably. Raises OSError."""
     memory = kept.memory
-    text = json.dumps(
-        {
-            "version": VERSION,
-            "boot": kept.boot,
-            "gpus": list(kept.gpus),
-            "buses": dict(kept.buses),
-            "links": dict(kept.links),
-            "ports": list(kept.ports),
-            "devices": {name: [gpu.model_dump() for gpu in gpus] for name, gpus in kept.devices.items()},
-            "record": kept.record,
-            "at": memory.at,
-            "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
-            "past": [asdict(event) for event in memory.past],
-            "repairs": [asdict(repair) for repair in memory.repairs],
-        }
-    )
-    write_atomic(path, text, durable=True)
+    stored = _Stored(
+        version=VERSION, boot=kept.boot, gpus=tuple(kept.gpus), buses=dict(kept.buses), links=dict(kept.links),
+        ports=tuple(kept.ports), devices={name: tuple(gpus) for name, gpus in kept.devices.items()},
+        record=kept.record, at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
+    )  # fmt: skip
+    write_atomic(path, stored.model_dump_json(), durable=True)
 
 
 def load_memory(path: Path) -> Kept:
@@ -620,7 +609,7 @@ class _Version(BaseModel):
     version: int
 
 
-class _Stored(BaseModel):
+class _Stored(_Version):
     """What ``save_memory`` writes."""
 
     boot: str
