@@ -18,19 +18,15 @@ import structlog
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
-from nodeagent.model.base import PORT_MAX
 from nodeagent.model.job import SKEW, TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.osutil.clock import Allowance
 from nodeagent.plan.cluster import Refusal, RefusalKind
-from nodeagent.pods.environment import is_address
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Ledger, LedgerEntry, Remembered, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
 
-ADDRESS_MAX = 100
-"""Characters of a bad address that are shown."""
 NAMED_MEMBERS = 3
 """Nodes of a gang that a text names."""
 SEEN_AGAIN = 3600
@@ -46,14 +42,13 @@ hours above depend on the time."""
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A record, whether its signatures are good, and its gang has the places of its roles, at addresses."""
+    """A record, whether its signatures are good, and its gang has the places of its roles."""
 
     job: JobRecord
     admits: bool
     controls: bool
     gang: bool
     places: bool
-    addresses: bool
     points: bool
 
 
@@ -340,7 +335,6 @@ class AdmissionVerifier:
                 last.controls if last is not None and last.job.control is job.control else seal.controls(job),
                 last.gang if last is not None and same_gang else seal.gang(job),
                 last.places if last is not None and same_places else _has_its_places(job),
-                last.addresses if last is not None and same_gang else _has_addresses(job),
                 last.points if last is not None and last.job.checkpoint is job.checkpoint else seal.points(job),
             )
             self._judged[job.uid] = last
@@ -379,12 +373,6 @@ class AdmissionVerifier:
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
-                f"form it anew: nodeagentctl stop {job.name}, then submit it again"
-            )
-        if generation is not None and not known.addresses:
-            return "gang", (
-                f"generation {generation.number} has the rendezvous {generation.address[:ADDRESS_MAX]!r}, and it or a "
-                "port of its places is no address: a pod lied, and an agent of an earlier version believed it; "
                 f"form it anew: nodeagentctl stop {job.name}, then submit it again"
             )
         if not known.points:
@@ -469,15 +457,6 @@ def _has_its_places(job: JobRecord) -> bool:
     if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
         return False
     return generation.state != "active" or all(len(generation.ports.get(m.node, ())) == m.ports for m in members)
-
-
-def _has_addresses(job: JobRecord) -> bool:
-    """Its workers can be named the rendezvous, and ports, once it is active: they came from pods."""
-    generation = job.generation
-    if generation is None or generation.state != "active":
-        return True
-    ports = (port for ports in generation.ports.values() for port in ports)
-    return is_address(generation.address) and all(1 <= port <= PORT_MAX for port in ports)
 
 
 def _same_gang(old: JobRecord, new: JobRecord) -> bool:

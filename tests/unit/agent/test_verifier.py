@@ -235,25 +235,6 @@ ROLES = ("pserver", "trainer")
 PLACES = tuple(Place(role=role, index=0, workers=1, devices=(f"cpu{i}",)) for i, role in enumerate(ROLES))
 
 
-@pytest.mark.parametrize(
-    ("address", "ports"), [("x", (29400,)), ("a:0", (29400,)), ("a:1", (29400, 10**15)), ("", (29400,))]
-)
-def test_a_generation_that_names_no_address_is_refused(address: str, ports: tuple[int, ...]) -> None:
-    """An agent took it from a pod, and signed it unseen: at every member the agent failed with it."""
-    generation = make_generation(["n1"], state="forming")
-
-    def seen(address: str, ports: tuple[int, ...]) -> dict[str, Refusal]:
-        ack = SEAL.ack(UID, generation.token, "n1", Ack.model_construct(life="life-n1", address=address, ports=ports))
-        seal = " ".join(str(int(ack.signature[8 * i : 8 * i + 8], 16)) for i in range(8))
-        about = {"state": "active", "missing": {}, "seal": seal, "address": address, "ports": {"n1": ports}}
-        return Bench().look(signed(make_job(generation=generation.model_copy(update=about))))
-
-    refused = seen(address, ports)[UID]
-    assert refused.kind == "gang"
-    assert f"has the rendezvous {address!r}, and it or a port of its places is no address" in refused.text
-    assert seen("a:1", (29400,)) == seen("[fd00::1]:65535", ()) == {}
-
-
 def in_places(generation: Generation) -> JobRecord:
     """Of two roles."""
     one = make_spec().role.model_copy(update={"nodes": Nodes(min=1, max=1, target=1)})
