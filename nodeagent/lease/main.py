@@ -73,8 +73,6 @@ SLICE = 0.25
 LONGEST_WORD = 512
 MOST_TROUBLES = 100
 """Kinds of trouble that are reported, each once."""
-MOST_WORDS = 64
-"""The most words that are read in one go."""
 
 
 def main() -> None:
@@ -117,6 +115,8 @@ class Process:
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
         self._table = table_reader(self._folder, self._boot)
         self._peers: PeerPort | None = None
+        self._asked = False
+        """Something has arrived at ``_peers``, as the last pause has seen."""
         self._address: str | None = None
         """As it was written for ``_peers``."""
         self._bridged: Bridged | None = None
@@ -242,27 +242,25 @@ class Process:
             return self._pods
 
     def _receive(self) -> bool:
-        """The agent's words. Whether there is something to do at once."""
-        urgent = False
-        for _ in range(MOST_WORDS):
-            try:
-                data = self._wake.recv(LONGEST_WORD + 1)
-            except BlockingIOError:
-                return urgent
-            now = boottime()
-            match _word(data):
-                case {"alive": True, "cut_off": True, **rest}:
-                    self._core.agent_seen(now, cut_off=True, stands_still="stands_still" in rest)
-                case {"alive": True}:
-                    self._core.agent_seen(now)
-                case {**rest} if not rest:
-                    self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
-                    self._look_for_pods = urgent = True
-                    self._core.urge(now)
-                case _:
-                    continue
-            self._agent_seen = now
-        return True
+        """A word of the agent's, where there is one. Whether there is something to do at once."""
+        try:
+            data = self._wake.recv(LONGEST_WORD + 1)
+        except BlockingIOError:
+            return False
+        now, urgent = boottime(), False
+        match _word(data):
+            case {"alive": True, "cut_off": True, **rest}:
+                self._core.agent_seen(now, cut_off=True, stands_still="stands_still" in rest)
+            case {"alive": True}:
+                self._core.agent_seen(now)
+            case {**rest} if not rest:
+                self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
+                self._look_for_pods = urgent = True
+                self._core.urge(now)
+            case _:
+                return False
+        self._agent_seen = now
+        return urgent
 
     # --- failsafe time
 
@@ -278,7 +276,7 @@ class Process:
                 peers.ask(*question)
         if peers is None:
             return
-        for sender, nonce, message in peers.receive():
+        for sender, nonce, message in peers.receive() if self._asked else ():
             if isinstance(message, LoanAnswer):
                 failsafe.answered(nonce, message)
             else:
@@ -466,9 +464,10 @@ class Process:
         if self._ends_with is not None:
             files[self._ends_with] = select.POLLIN
         until = now + min(left, turn, SLICE if links.files() else TURN)
-        wake = self._wake.fileno()
+        wake, self._asked = self._wake.fileno(), False
         while True:  # that the agent is there is no reason for a turn, nor is a part of what the store says
             ready = _ready(files | links.files(), min(until, links.due()) - boottime())
+            self._asked |= self._peers is not None and self._peers.fileno() in ready
             urgent = wake in ready and self._receive()
             if links.turn(ready, boottime()) or urgent:
                 return

@@ -115,3 +115,37 @@ def test_where_others_ask_is_had_later_if_it_cannot_be_had_now(
         noted = process.stderr.read()
     assert address == f"127.0.0.1:{port}", noted
     assert noted.count(words) == 1
+
+
+PORT = """
+import socket, sys
+from pathlib import Path
+from nodeagent.lease import main
+from nodeagent.lease.statefiles import lease_folder, take_lock
+main.TURN = 0.01
+lease_folder(Path(sys.argv[1])).mkdir()
+process = main.Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None)
+ours, theirs = socket.socketpair()
+ours.setblocking(False)
+
+class Port:
+    looks, fileno = 0, ours.fileno
+
+    def receive(self):
+        self.looks += 1
+        ours.recv(1)
+        return ()
+
+process._peers = port = Port()
+for data in (b"", b"", b"x", b"", b""):
+    theirs.send(data)
+    process._bridge()
+    process._pause()
+    print(port.looks)
+"""
+
+
+def test_datagrams_are_looked_for_only_where_some_have_arrived(tmp_path: Path) -> None:
+    """A look that finds none is an error to be made and dropped, twice each heartbeat."""
+    done = subprocess.run([sys.executable, "-c", PORT, str(tmp_path)], capture_output=True, text=True, timeout=BOUND)
+    assert done.stdout.split() == ["0", "0", "0", "1", "1"], done.stderr
