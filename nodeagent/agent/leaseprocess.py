@@ -116,9 +116,10 @@ class LeaseProcess(Protocol):
     def unannounced(self) -> int:
         """The newest revision in the store that woke nobody, as of its last renewal; 0: it has written none."""
 
-    def elsewhere(self, era: str) -> str:
+    def elsewhere(self, era: str | None) -> str:
         """Where this node's lease is renewed now, if that is another store than the agent's, which is in this era:
-        another cluster's, or another server that is in another era. Empty if it is no other, or none renews it."""
+        another cluster's, or another server that is in another era. Empty if it is no other, or none renews it.
+        None: where it may be another one, for all that is known without asking the store."""
 
     def status(self) -> tuple[State, str]:
         """What it is at, and why."""
@@ -231,13 +232,17 @@ class LocalLeaseProcess:
     def unannounced(self) -> int:
         return self._unannounced.read()
 
-    def elsewhere(self, era: str) -> str:
+    def elsewhere(self, era: str | None) -> str:
         order, pulse = self._order, self.pulse()
-        ours = self._order_for(order.life, order.start, order.era) if order is not None else None
-        if order is None or ours is None or pulse is None or boottime() - pulse.renewed > order.lease:
+        if order is None or pulse is None or boottime() - pulse.renewed > order.lease:
             return ""
-        same = order.era == era or _database(order.server) == _database(ours.server)
-        return "" if same and order.prefix == ours.prefix else place(order.server)
+        ours = self._order_for(order.life, order.start, order.era)
+        if ours is None:  # the store has not been reached yet
+            same = era is not None
+        else:
+            same = order.era == era or _database(order.server) == _database(ours.server)
+            same = same and order.prefix == ours.prefix
+        return "" if same else place(order.server)
 
     def status(self) -> tuple[State, str]:
         try:

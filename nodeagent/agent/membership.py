@@ -286,6 +286,8 @@ class Membership:
     async def _look_for_two_stores(self) -> None:
         """Raises StoreUnusableError where the node's lease runs in another store than the agent's. With the jobs of
         that one this one would have them formed anew, beside the gangs that run there."""
+        if not self._process.elsewhere(None):
+            return
         if there := self._process.elsewhere(await self._store.era()):
             raise StoreUnusableError(
                 f"the lease of this node runs in the store at {there}, and redis.url and cluster of this agent's "

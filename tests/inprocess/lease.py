@@ -88,7 +88,7 @@ class Words:
     def unannounced(self) -> int:
         return self.newest
 
-    def elsewhere(self, era: str) -> str:
+    def elsewhere(self, era: str | None) -> str:
         return self.renewed_at if era != self.renewed_in else ""
 
     def status(self) -> tuple[State, str]:

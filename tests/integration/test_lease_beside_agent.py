@@ -169,6 +169,7 @@ async def test_a_started_agent_sees_that_the_lease_runs_in_another_store(world: 
     other = await servers.server()
     store = connect(RedisConfig(url=other.url), CLUSTER, 5.0)
     started = Agent(world.agent.dirs.run, other.url, store).process
+    assert started.elsewhere(None), "nobody knows yet"
     assert started.elsewhere(await store.era()).endswith(f":{world.server.port}")
     assert started.elsewhere(world.era) == "", "it has the same history: a fail-over, or another name of that server"
     assert world.agent.process.elsewhere("") == "", "its own server was emptied"

@@ -372,7 +372,7 @@ class SimLeaseProcess:
     def unannounced(self) -> int:
         return self._lease.unannounced
 
-    def elsewhere(self, era: str) -> str:
+    def elsewhere(self, era: str | None) -> str:
         return ""
 
     def status(self) -> tuple[State, str]:
