@@ -15,7 +15,7 @@ from nodeagent.spec import containerfile, jobvalues, units
 from nodeagent.spec.check import dotted
 from nodeagent.spec.consistency import policy_mistakes, spec_mistakes
 from nodeagent.spec.containerfile import container_mistakes
-from nodeagent.spec.errors import CheckError
+from nodeagent.spec.errors import CheckError, Path
 from nodeagent.spec.placementfile import placement_mistakes
 
 MAX_BYTES = 256 * 1024
@@ -71,7 +71,21 @@ def mistakes(wrong: ValidationError) -> list[str]:
 
 def check_spec(spec: JobSpec) -> list[str]:
     """The reasons to refuse the job, as sentences that start with the field; empty when it is sound."""
-    return _too_large(len(spec.to_json().encode())) or list(islice(_problems(spec), MOST_PROBLEMS))
+    try:
+        size = len(spec.to_json().encode())
+    except ValueError:
+        return list(islice(_no_text(spec.model_dump(), ()), MOST_PROBLEMS))
+    return _too_large(size) or list(islice(_problems(spec), MOST_PROBLEMS))
+
+
+def _no_text(value: object, path: Path) -> Iterator[str]:
+    """What of a job no record can hold: a word of a command line, or a folder's name, with bytes that are not UTF-8
+    has half of a character for each."""
+    if isinstance(value, dict | list | tuple):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _no_text(one, (*path, key))
+    elif isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        yield f"{dotted(path)}: {ascii(value)[:100]} has bytes that are not UTF-8 text: use another name"
 
 
 def _too_large(size: int) -> list[str]:

@@ -85,3 +85,14 @@ def test_of_a_job_that_is_too_large_nothing_else_is_looked_at() -> None:
     spec = job({"a": ()}).model_copy(update={"env": {"A B": "x" * 300_000}})
     (problem,) = check_spec(spec)
     assert "more than 262144 (256 KiB)" in problem
+
+
+def test_what_is_no_text_is_named() -> None:
+    """As the tool gets it from a command line and from its folder: it ended with a traceback."""
+    spec = job({"a": ()})
+    role = spec.roles[0].model_copy(update={"command": ("python", "\udcff.py")})
+    changed = spec.model_copy(update={"roles": (role,), "working_dir": "/d\udcff", "env": {"A": "\udc80"}})
+    right = "has bytes that are not UTF-8 text: use another name"
+    assert sorted(check_spec(changed)) == [
+        f"env.A: '\\udc80' {right}", f"roles[0].command[1]: '\\udcff.py' {right}", f"working_dir: '/d\\udcff' {right}",
+    ]  # fmt: skip
