@@ -71,7 +71,7 @@ class _Measured:
         lease: Any = SimpleNamespace(incarnation=me.incarnation, facts=me.facts, publish=lambda *_: False)
         applier: Any = SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing)
         stubs: dict[str, Any] = {
-            "failsafe": SimpleNamespace(promised=lambda _cluster: {}, replace_failsafe_members=nothing),
+            "failsafe": SimpleNamespace(promised=lambda _cluster: {}, set_failsafe_members=nothing),
             "commits": SimpleNamespace(carry=nothing, pending=False),
             "stopwatch": SimpleNamespace(
                 running=False, look=lambda *_: None, over=lambda *_: (), finished=lambda *_: ()

@@ -137,11 +137,11 @@ class Applier:
                 membership = self._membership
                 reported = self._store.report(uid, token, membership.node, membership.incarnation, report, text)
                 return await self._write(uid, "report", reported)
-            case actions.Keep(uid, token, expect, failsafe_members, why):
-                log.info("keep", generation=token.number, why=why)
-                membership = self._membership
-                kept = self._store.keep(uid, token, membership.node, membership.incarnation, expect, failsafe_members)
-                return await self._write(uid, "keep", kept)
+            case actions.SetFailsafeMembers(uid, token, expect, failsafe_members, why):
+                log.info("set failsafe members", generation=token.number, why=why)
+                me = self._membership
+                done = self._store.set_failsafe_members(uid, token, me.node, me.incarnation, expect, failsafe_members)
+                return await self._write(uid, "set_failsafe_members", done)
         return False
 
     def _allowed(self, job: JobRecord) -> bool:
@@ -155,7 +155,7 @@ class Applier:
             self._log.info("into the history", jobs=len(jobs))
         return await self._store.shelve([job.uid for job in jobs], before, most)
 
-    def _keeps_steps(self, uid: str) -> bool:
+    def _steps_saved(self, uid: str) -> bool:
         """Its pod here has snapshots in memory, from which the gang goes on."""
         status = self._host.status().get(uid)
         return status is not None and status.snapshot_bytes > 0
@@ -282,7 +282,7 @@ class Applier:
     def _end(self, job: JobRecord, step: steps.Propose | steps.End) -> dict[str, Any]:
         """What the step says, and what it expects: the fields of the message have the names of the step's."""
         says = {field.name: getattr(step, field.name) for field in fields(step)}
-        return self._seen(job) | says | {"spend": _counted(job, step.spend), "kept": self._keeps_steps(job.uid)}
+        return self._seen(job) | says | {"spend": _counted(job, step.spend), "steps_saved": self._steps_saved(job.uid)}
 
     def _settlement(self, job: JobRecord, step: steps.Settle) -> Settlement:
         control = self._next_control(job, step.control)

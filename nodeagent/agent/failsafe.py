@@ -19,13 +19,13 @@ from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Generation, Token
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.pods.actions import Keep
+from nodeagent.plan.pods.actions import SetFailsafeMembers
 from nodeagent.pods.folder import folder_name
 
-_Kept = tuple[Token, frozenset[tuple[str, str]]]
+_Under = tuple[Token, frozenset[tuple[str, str]]]
 
 
-def _kept(token: Token, failsafe_members: Mapping[str, str]) -> _Kept:
+def _under(token: Token, failsafe_members: Mapping[str, str]) -> _Under:
     """A generation under certain failsafe members."""
     return token, frozenset(failsafe_members.items())
 
@@ -36,7 +36,7 @@ class FailsafeWatch:
     def __init__(self, context: AgentContext, membership: Membership, cluster: Callable[[], Cluster]) -> None:
         self._timing, self._clock, self._host = context.timing, context.clock, context.host
         self._process, self._membership, self._cluster = context.process, membership, cluster
-        self._given_up: set[_Kept] = set()
+        self._given_up: set[_Under] = set()
         self._members: dict[str, tuple[Generation, Mapping[str, str]]] = {}
         """Job to a generation that was looked at, and the lives of its members."""
         self.leaving = False
@@ -46,12 +46,14 @@ class FailsafeWatch:
 
     # --- as a failsafe member
 
-    async def replace_failsafe_members(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:
+    async def set_failsafe_members(
+        self, action: SetFailsafeMembers, send: Callable[[SetFailsafeMembers], Awaitable[bool]]
+    ) -> bool:
         """Have the store replace the failsafe members. From before it is asked this node lends nothing under the old
         ones: never again where no answer comes, since the step may have happened, or may yet."""
         generations = {job.generation.token for job in self._cluster().jobs.values() if job.generation is not None}
-        self._given_up = {kept for kept in self._given_up if kept[0] in generations}
-        old = _kept(action.token, action.expect)
+        self._given_up = {one for one in self._given_up if one[0] in generations}
+        old = _under(action.token, action.expect)
         doubtful = old in self._given_up  # an earlier request of ours may still be under way
         self._given_up.add(old)
         lent = action.uid in self.promised(self._cluster())  # perhaps since this was planned
@@ -77,13 +79,13 @@ class FailsafeWatch:
         now, me = self._clock.now(), self._membership.node
         written = self._write(cluster)
         life = self._membership.incarnation.life
-        kept = {
+        ours = {
             uid: job.failsafe_members[me] == life for uid, job in cluster.jobs.items() if me in job.failsafe_members
         }  # few, of many
-        promises = self._process.promises() if written and kept else None
+        promises = self._process.promises() if written and ours else None
         if promises is None:
-            return dict.fromkeys(kept, now + self._timing.heartbeat)  # nobody knows: look again then
-        ends = {uid: promises.end(uid, self._timing.promise, ours) for uid, ours in kept.items()}
+            return dict.fromkeys(ours, now + self._timing.heartbeat)  # nobody knows: look again then
+        ends = {uid: promises.end(uid, self._timing.promise, present) for uid, present in ours.items()}
         return {uid: end for uid, end in ends.items() if end > now}
 
     def _write(self, cluster: Cluster) -> bool:
@@ -94,20 +96,20 @@ class FailsafeWatch:
             generation = job.generation
             if generation is None or generation.state != "active":
                 continue
-            keeps, status, member = me.node in job.failsafe_members, statuses.get(uid), generation.members.get(me.node)
+            lends, status, member = me.node in job.failsafe_members, statuses.get(uid), generation.members.get(me.node)
             ours = member is not None and member.life == me.incarnation.life
             runs = ours and status is not None and not status.quiet and status.generation == generation.token
-            if not (keeps or ours):
+            if not (lends or ours):
                 continue
-            room -= len(generation.members) if keeps else 1
+            room -= len(generation.members) if lends else 1
             if room < 0:
                 continue
-            if keeps:
+            if lends:
                 members[uid] = self._lives(uid, generation)
-            replaced = _kept(generation.token, job.failsafe_members) in self._given_up
+            replaced = _under(generation.token, job.failsafe_members) in self._given_up
             rows[uid] = LoanRow(
                 token=(generation.token.number, generation.token.id), failsafe_members=job.failsafe_members,
-                members=members[uid][1] if keeps else {},
+                members=members[uid][1] if lends else {},
                 refuses="is having the failsafe members replaced" if replaced else "",
                 pod=folder_name(uid) if runs else "", places=self._places(cluster, job) if runs else {},
             )  # fmt: skip

@@ -35,11 +35,11 @@ class LockHeldError(Exception):
     """Another agent is the node: it ends just now, or runs on, or hangs. The text says which and what to do."""
 
 
-class NotKeptError(Exception):
-    """Who this agent is cannot be kept just now: the run folder is full, say. The text says where and why."""
+class IdentityNotSavedError(Exception):
+    """Who this agent is cannot be saved just now: the run folder is full, say. The text says where and why."""
 
 
-class _Kept(NamedTuple):
+class _SavedLife(NamedTuple):
     """What the life file says."""
 
     node: str
@@ -68,14 +68,14 @@ class Identity:
         """The node that this life is, where the config names another one: nothing of it may go on. Empty otherwise."""
 
     def take(self) -> Incarnation:
-        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, NotKeptError,
-        which leaves it free for another try, CheckError if a node that is to be called as its machine cannot be, and
-        IdentityError."""
+        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there,
+        IdentityNotSavedError, which leaves it free for another try, CheckError if a node that is to be called as its
+        machine cannot be, and IdentityError."""
         try:
             return self._take()
         except OSError as error:
             self.release()
-            raise self._not_kept(error) from error
+            raise self._not_saved(error) from error
 
     def _take(self) -> Incarnation:
         claim(self._file.parent, make=True)
@@ -101,11 +101,11 @@ class Identity:
 
     def renew(self) -> Incarnation:
         """A new life: the old one was declared lost, or was another node's. Only when nothing of it runs any more.
-        Raises NotKeptError."""
+        Raises IdentityNotSavedError."""
         try:
             self._write(Incarnation(life=secrets.token_hex(8), start=1))
         except OSError as error:
-            raise self._not_kept(error) from error
+            raise self._not_saved(error) from error
         self.before = ""
         return self.incarnation
 
@@ -116,21 +116,21 @@ class Identity:
                 os.close(fd)
         self._lock = self._held = None
 
-    def _not_kept(self, error: OSError) -> NotKeptError:
+    def _not_saved(self, error: OSError) -> IdentityNotSavedError:
         folder = self._file.parent
-        return NotKeptError(
-            f"who this agent is cannot be kept in {self._file}: {error.strerror}; until it can be, no agent starts "
+        return IdentityNotSavedError(
+            f"who this agent is cannot be saved in {self._file}: {error.strerror}; until it can be, no agent starts "
             f"here, and after without_agent what runs is stopped. Look at df -h {folder} and df -i {folder}"
         )
 
-    def _read(self) -> _Kept | None:
+    def _read(self) -> _SavedLife | None:
         try:
             data = json.loads(self._file.read_text())
             if data["boot_id"] != self._boot_id:
                 return None
             if not re.fullmatch(NAME, data["node"]):
                 raise ValueError("it names no node")
-            return _Kept(data["node"], Incarnation(life=str(data["life"]), start=int(data["start"])))
+            return _SavedLife(data["node"], Incarnation(life=str(data["life"]), start=int(data["start"])))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -125,8 +125,8 @@ class Agent:
         self._beat_period = BeatPeriod(self._node, self._timing)
         self.saver = Saver(context, disk.view, trust.writing, self._beat_now.set)
         self._membership = membership = Membership(context, identity, facts, lambda: self.saver.saved, verifier.read)
-        membership.kept, membership.regroup = self.saver.load(), config.saving.regroup
-        verifier.recall(membership.kept.jobs if membership.kept is not None else ())
+        membership.from_disk, membership.regroup = self.saver.load(), config.saving.regroup
+        verifier.recall(membership.from_disk.jobs if membership.from_disk is not None else ())
         self._renewal = SignatureRenewal(context, membership, trust.seal, verifier)
         self._acknowledge = Acknowledger(context, self.saver, self.cluster, config.saving.acknowledge)
         self._failsafe = FailsafeWatch(context, membership, self.cluster)

@@ -106,7 +106,7 @@ def run(file: Path | None) -> None:
     prefer()
     import asyncio
 
-    from nodeagent.agent.identity import LockHeldError, NotKeptError
+    from nodeagent.agent.identity import IdentityNotSavedError, LockHeldError
     from nodeagent.agent.membership import IdTakenError
     from nodeagent.agent.serve import serve
     from nodeagent.osutil.stderr import lossy_stderr
@@ -117,7 +117,7 @@ def run(file: Path | None) -> None:
     code = 0
     try:
         asyncio.run(serve(config, lambda: load_config(file, os.environ)))
-    except* (LockHeldError, NotKeptError, IdTakenError) as group:
+    except* (LockHeldError, IdentityNotSavedError, IdTakenError) as group:
         _echo(group)
         code = EXIT_HELD
     except* _hopeless() as group:

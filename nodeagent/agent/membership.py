@@ -110,7 +110,7 @@ class Membership:
         self.usage: Mapping[str, PodUsage] = {}
         """What the pods use, by job uid: goes along when their states are published, and is no reason to publish
         them."""
-        self.kept: Known | None = None
+        self.from_disk: Known | None = None
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
         self.regroup = 0.0
         """Seconds for which a store that lost writes waits for others who may know better."""
@@ -197,21 +197,21 @@ class Membership:
 
     async def _give_back(self) -> None:
         """What was on the disk, before each try to join: the store may have lost it, and may lose it again."""
-        kept = self.kept
-        if kept is None or self._snapshot.complete:
-            self.kept = None
+        known = self.from_disk
+        if known is None or self._snapshot.complete:
+            self.from_disk = None
             return
-        ms, promised = millis(self.regroup), await self._host.promised([job.uid for job in kept.jobs])
+        ms, promised = millis(self.regroup), await self._host.promised([job.uid for job in known.jobs])
         try:
-            await offer(self._store, kept, self._timing, self.node, regroup=ms, promised=promised)
+            await offer(self._store, known, self._timing, self.node, regroup=ms, promised=promised)
         except StoreRefusedError as refusal:
             if refusal.code != "foreign":
                 raise
             self._log.error(
-                "the jobs kept on this disk are another cluster's than the store's: they are left", why=str(refusal),
-                jobs=sorted(job.name for job in kept.jobs)[:20],
+                "the jobs saved on this disk are another cluster's than the store's: they are left", why=str(refusal),
+                jobs=sorted(job.name for job in known.jobs)[:20],
             )  # fmt: skip
-            self.kept = None
+            self.from_disk = None
 
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
         now = self._clock.now()

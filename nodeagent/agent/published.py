@@ -65,7 +65,7 @@ def dated(found: Mapping[str, Readiness], before: Mapping[str, Readiness], serve
     return out
 
 
-def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
+def standing_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     """Job uid to the verdict of a check that failed here, of jobs that wait and have no pod here any more to look
     again (``plan/pods/prepare.py``): forgotten, it would be found anew, again and again."""
     record = cluster.nodes.get(node)
@@ -163,7 +163,7 @@ class Publisher:
         """True if others wait for it: then a beat was sent, and the view may be another. Raises StoreUnavailableError
         and StoreRefusedError."""
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
-        self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
+        self._ready = readiness(statuses) | standing_verdicts(cluster, self._node, statuses)
         self._ready |= refused_by_clock(cluster, self._node)
         self._checked = self._check(self._ready, cluster)
         brief = readiness_within_room(self._checked, statuses, lambda uid: _owner(cluster, uid))
@@ -177,9 +177,9 @@ class Publisher:
 
     def hold(self) -> None:
         """Have the next beat, or join, say which devices are given to nobody."""
-        kept = held(self._host.status())
-        if kept != self._membership.facts.held:
-            self._membership.facts = self._membership.facts.model_copy(update={"held": kept})
+        now = held(self._host.status())
+        if now != self._membership.facts.held:
+            self._membership.facts = self._membership.facts.model_copy(update={"held": now})
 
     def is_news(self, cluster: Cluster) -> bool:
         """The neighbours' watch or a check before a job's start has changed what is to be published."""

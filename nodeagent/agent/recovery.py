@@ -23,7 +23,7 @@ from nodeagent.model.window import WindowsRecord
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
-Kept = TypeVar("Kept", NodeRecord, JobRecord, UsageDay, QueuesRecord, WindowsRecord)
+AnyRecord = TypeVar("AnyRecord", NodeRecord, JobRecord, UsageDay, QueuesRecord, WindowsRecord)
 
 PAGE = 64
 """Most records in one call, and ``PAGE_BYTES`` the most bytes of them: well within the store timeout."""
@@ -113,7 +113,7 @@ def lowered(known: Known) -> Known:
     last = max((rev for rev in revs if rev <= FAR), default=0)
     lower = {rev: last + n for n, rev in enumerate(sorted(rev for rev in revs if rev > FAR), 1)}
 
-    def of(record: Kept) -> Kept:
+    def of(record: AnyRecord) -> AnyRecord:
         return record.model_copy(update={"rev": lower[record.rev]}) if record.rev in lower else record
 
     return replace(

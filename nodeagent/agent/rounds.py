@@ -28,7 +28,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import turn
-from nodeagent.plan.pods.actions import Keep, PodAction, asks_the_store
+from nodeagent.plan.pods.actions import PodAction, SetFailsafeMembers, asks_the_store
 from nodeagent.plan.pods.pod import Guard, plan_pods
 from nodeagent.plan.queueing.dependencies import (
     SHELVED_AT_ONCE,
@@ -203,8 +203,8 @@ class OwnPods:
         for action in sorted(actions, key=asks_the_store):
             if asks_the_store(action) and not self._may_ask():
                 continue  # what there is to report is reported later
-            if isinstance(action, Keep):
-                changed |= await self._failsafe.replace_failsafe_members(action, self._applier.pod)
+            if isinstance(action, SetFailsafeMembers):
+                changed |= await self._failsafe.set_failsafe_members(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
         if not self._may_ask():

@@ -40,8 +40,8 @@ from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 
 FORMAT = 1
-Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord | WindowsRecord
-ENDED_KEPT = 256
+SavedRecord = NodeRecord | JobRecord | UsageDay | QueuesRecord | WindowsRecord
+MOST_ENDED = 256
 """Most jobs that have ended: the newest."""
 MOST_BYTES = 256 * 1024**2
 """Jobs of sixteen users take as much if each has all that ``limits.job_bytes`` allows."""
@@ -63,7 +63,7 @@ class _Part:
 
     header: dict[str, Any]
     announced: int
-    records: list[tuple[str, Kept | None]] = field(default_factory=list)
+    records: list[tuple[str, SavedRecord | None]] = field(default_factory=list)
     """By key; None: it is no more."""
     wrong: list[str] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ class FileDisk:
         """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
         if self._write is not None and not self._write.done():
             raise OSError("the last write has not ended yet: the disk hangs")
-        self._write = in_daemon(put, "kept")
+        self._write = in_daemon(put, "savedview")
         try:
             async with asyncio.timeout(PATIENCE):
                 await asyncio.shield(self._write)
@@ -167,7 +167,7 @@ class Writing:
         """Bytes that may still be added to what was packed last; None: it may not be on the disk."""
 
     def pack(self, known: Known) -> bytes:
-        """The whole view. Raises OSError if that is more than may be kept."""
+        """The whole view. Raises OSError if that is more than may be saved."""
         self._room = None
         lines = self._renewed(known)
         data = b"".join([self._header("view", known, records=len(lines)), *(line for _, line in lines.values())])
@@ -238,7 +238,7 @@ class Writing:
         wrong = [text for one in parts for text in one.wrong]
         if (missing := sum(one.missing for one in parts)) > 0:
             wrong.append(f"{missing} records are missing")
-        there: dict[str, Kept] = {}
+        there: dict[str, SavedRecord] = {}
         for key, record in (entry for one in parts for entry in one.records):
             there.pop(key, None)
             if record is not None:
@@ -258,19 +258,19 @@ class Writing:
     def _renewed(self, known: Known) -> dict[str, tuple[int, bytes]]:
         """Revision and line of each record."""
         ended = sorted((j for j in known.jobs if j.ended is not None), key=lambda job: job.ended or 0.0)
-        dropped = {job.uid for job in ended[: max(0, len(ended) - ENDED_KEPT)]}
+        dropped = {job.uid for job in ended[: max(0, len(ended) - MOST_ENDED)]}
         jobs = [job for job in known.jobs if job.uid not in dropped]
         lines: dict[str, tuple[int, bytes]] = {}
-        records: list[tuple[str, Kept]] = [(f"node {node.id}", node) for node in known.nodes]
+        records: list[tuple[str, SavedRecord]] = [(f"node {node.id}", node) for node in known.nodes]
         records += [(f"usage {usage.day}", usage) for usage in known.usage]
         records += [(f"job {job.uid}", job) for job in jobs]
         records += [(_QUEUES, known.queues)] if known.queues is not None else []
         records += [(_WINDOWS, known.windows)] if known.windows is not None else []
         for key, record in records:
-            kept = self._lines.get(key)
-            if kept is None or kept[0] != record.rev:
-                kept = record.rev, self._record(key.partition(" ")[0], record)
-            lines[key] = kept
+            line = self._lines.get(key)
+            if line is None or line[0] != record.rev:
+                line = record.rev, self._record(key.partition(" ")[0], record)
+            lines[key] = line
         return lines
 
     def _header(self, kind: str, known: Known, records: int) -> bytes:
@@ -288,7 +288,7 @@ class Writing:
             raise ValueError("it is of another format")
         return _Part(header, int(header["records"]))
 
-    def _record(self, kind: str, record: Kept) -> bytes:
+    def _record(self, kind: str, record: SavedRecord) -> bytes:
         return self._line(kind, record.to_json())
 
     def _line(self, kind: str, text: str) -> bytes:
@@ -321,7 +321,7 @@ class Saver:
     def __init__(self, context: AgentContext, disk: Disk, writing: Writing, notify: Callable[[], None]) -> None:
         self._disk, self._writing, self._notify = disk, writing, notify
         self._snapshot, self._clock, self._metrics = context.snapshot, context.clock, context.metrics
-        self._log = structlog.get_logger("kept").bind(node=context.node)
+        self._log = structlog.get_logger("savedview").bind(node=context.node)
         self._pointers: dict[str, Checkpoint | None] = {}
         self._news = asyncio.Event()
         self.saved: Saved | None = None
@@ -330,23 +330,29 @@ class Saver:
         """Why the last write failed; empty if it did not."""
 
     def load(self) -> Known | None:
-        """What was kept before this start. The next save replaces the file: one that cannot be read whole stays beside
+        """What was saved before this start. The next save replaces the file: one that cannot be read whole stays beside
         it, for who has the right key, or a better disk."""
         try:
             data = self._disk.read()
         except OSError as error:
-            kept = self._disk.keep_damaged()
-            self._log.error("the jobs kept on this disk cannot be read: unknown from now on", why=str(error), kept=kept)
+            aside = self._disk.keep_damaged()
+            self._log.error(
+                "the jobs saved on this disk cannot be read: unknown from now on", why=str(error),
+                damaged_copy=aside,
+            )  # fmt: skip
             return None
         if data is None:
             return None
         known, wrong = self._writing.unpack(data)
         if wrong:
-            what = "the jobs kept on this disk" if known is None else "a part of the jobs kept on this disk"
-            kept = self._disk.keep_damaged()
-            self._log.error(f"{what} cannot be read: unknown from now on", why=wrong[:10], wrong=len(wrong), kept=kept)
+            what = "the jobs saved on this disk" if known is None else "a part of the jobs saved on this disk"
+            aside = self._disk.keep_damaged()
+            self._log.error(
+                f"{what} cannot be read: unknown from now on", why=wrong[:10], wrong=len(wrong),
+                damaged_copy=aside,
+            )  # fmt: skip
         if known is not None:
-            self._log.info("jobs kept on this disk", jobs=len(known.jobs), rev=known.rev, damaged=len(wrong))
+            self._log.info("jobs saved on this disk", jobs=len(known.jobs), rev=known.rev, damaged=len(wrong))
         return known
 
     async def run(self) -> None:
@@ -370,7 +376,7 @@ class Saver:
             await self._news.wait()
 
     def _current(self) -> bool:
-        """The view is the store's: what a store that lost writes brings must not replace what is kept."""
+        """The view is the store's: what a store that lost writes brings must not replace what is saved."""
         return self._snapshot.complete and not self._snapshot.recovering and not self._snapshot.rereads
 
     def _urgent(self) -> bool:
@@ -394,7 +400,7 @@ class Saver:
             self._writing.doubt()
             self._metrics.save_errors.inc()
             if str(error) != self.trouble:
-                self._log.error("jobs cannot be kept on this disk; trying again", why=str(error))
+                self._log.error("jobs cannot be saved on this disk; trying again", why=str(error))
             self.trouble = str(error)
             self._snapshot.touched.set()
             return
@@ -402,7 +408,7 @@ class Saver:
             self._writing.doubt()
             raise
         if self.trouble:
-            self._log.info("jobs are kept on this disk again")
+            self._log.info("jobs are saved on this disk again")
         self.trouble, self._pointers = "", pointers
         self._metrics.save_seconds.observe(self._clock.now() - started)
         before, self.saved = self.saved, Saved(era=known.era, rev=known.rev)

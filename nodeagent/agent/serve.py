@@ -29,7 +29,7 @@ from nodeagent.agent.address import AddressWatch, Take, look_again
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.gauges import MetricsPage
-from nodeagent.agent.identity import Identity, LockHeldError, NotKeptError, claim
+from nodeagent.agent.identity import Identity, IdentityNotSavedError, LockHeldError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, OwnMachine, Trust
 from nodeagent.agent.machine import Meter, find_address, is_named, node_facts
@@ -149,7 +149,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         )  # fmt: skip
         trust = Trust(key, seal, Writing(key, config.cluster))
         state = config.dirs.state
-        disk = OnDisk(FileDisk(state / "jobs.kept"), FileLedger(state / "trust.json"), state / "restarts.json")
+        disk = OnDisk(FileDisk(state / "view.saved"), FileLedger(state / "trust.json"), state / "restarts.json")
         checks = preflight(config, node, diagnosis, clock)
         machine = OwnMachine(
             notifier.alive, Meter().measure, checks.amend if checks is not None else unchecked, diagnosis, node_health
@@ -186,14 +186,14 @@ async def claim_logs(path: Path, how: Callable[[Path], None] = claim) -> asyncio
 
 async def take_in_turn(identity: Identity) -> None:
     """Takes the identity, from an agent that ends just now if there is one. Raises LockHeldError if that does not end
-    in time, NotKeptError if it could not be kept for so long, and what else ``take`` raises."""
+    in time, IdentityNotSavedError if it could not be saved for so long, and what else ``take`` raises."""
     loop = asyncio.get_running_loop()
     until = loop.time() + HELD_LIMIT
     while True:
         try:
             identity.take()
             return
-        except (LockHeldError, NotKeptError):
+        except (LockHeldError, IdentityNotSavedError):
             if loop.time() > until:
                 raise
         await asyncio.sleep(HELD_LOOK)

@@ -359,8 +359,8 @@ class Batches:
             await seen(self._view)
             array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]
-            kept = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)
-            return web.json_response({"id": array and array.id, "jobs": rows} | kept)
+            disks = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)
+            return web.json_response({"id": array and array.id, "jobs": rows} | disks)
 
         return handler
 

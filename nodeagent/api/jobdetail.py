@@ -177,14 +177,14 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     refuse it by what their clocks show, and the one that signed it; ``unmet``: why no known nodes are suitable;
     ``unfit``: how many could, but for a check of theirs that failed; ``held``: other jobs hold nodes;
     ``barred``: nodes have room, but its queue may not use more; ``capped``: which queue may never use so much, if one;
-    ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``kept_for``: the job ahead for which
-    suitable nodes are kept, else empty."""
+    ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``reserved_for``: the job ahead for
+    which suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
     cordons = {n: cordon for n, node in cluster.nodes.items() if (cordon := node.cordon) is not None}
     cordoned = [n for n in in_order(cluster) if n in cordons and cordons[n].by != WINDOW and cluster.live(n)]
-    kept = held(cluster, job)
+    back = held(cluster, job)
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     mute = [n for n in in_order(cluster) if cluster.nodes[n].mute and cluster.live(n)]
     return {
@@ -203,7 +203,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
-        "kept_for": kept.by.name if kept is not None else "",
+        "reserved_for": back.by.name if back is not None else "",
         "unfit": room.unfit,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }

@@ -250,9 +250,9 @@ class JobRoutes:
             ) from None
 
     async def _submitted(self, job: JobRecord, era: str) -> web.Response:
-        kept = await saved(self.view, job.rev, era)
+        disks = await saved(self.view, job.rev, era)
         unmet = never(self.view.cluster(), job.spec)
-        return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
+        return web.json_response(await self._json(job) | {"unmet": unmet} | disks, status=201)
 
     def _scale(self, verb: intents.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
@@ -279,8 +279,8 @@ class JobRoutes:
             base = self._writer.foundation(job)  # before anything else is read: the verdict is of this very record
             one = asked.of(job)
             if (made := await earlier(self.view.store, one)) is not None:
-                kept = await saved(self.view, job.rev, era)
-                return web.json_response(await self._json(job) | kept | intents.repeated(asked, made.did))
+                disks = await saved(self.view, job.rev, era)
+                return web.json_response(await self._json(job) | disks | intents.repeated(asked, made.did))
             change = intents.scale(asked, base, self.view.cluster().served) or anew(job, base)
             new, claims = None if change is None else self._writer.signed(base, change, who), None
             if new is not None and base.spec.several and new.target > base.control.target:
@@ -330,15 +330,15 @@ class JobRoutes:
         if await earlier(self.view.store, one) is not None:
             await seen(self.view)
             after = await find_any_job(self.view, uid)
-            kept = await saved(self.view, after.rev, era)
-            return web.json_response(await self._json(after) | kept | {"changed": False, "repeated": True})
+            disks = await saved(self.view, after.rev, era)
+            return web.json_response(await self._json(after) | disks | {"changed": False, "repeated": True})
         if uid not in self.view.cluster().jobs:
             return await self._change_past(who, found, intent)
         after, changed = await self._writer.change(who, uid, ref, one, intent)
         if changed:
             await seen(self.view)
-        kept = await saved(self.view, after.rev, era)
-        return web.json_response(await self._json(after) | kept | {"changed": changed})
+        disks = await saved(self.view, after.rev, era)
+        return web.json_response(await self._json(after) | disks | {"changed": changed})
 
     async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""

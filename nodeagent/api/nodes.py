@@ -136,8 +136,8 @@ class NodeRoutes:
 
     async def _written(self, record: NodeRecord, era: str, **more: bool) -> web.Response:
         await seen(self.view)
-        kept = await saved(self.view, record.rev, era)
-        return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept | more)
+        disks = await saved(self.view, record.rev, era)
+        return web.json_response(node_json(record, self.view.cluster(), time.time()) | disks | more)
 
 
 def _only_named(node: str) -> NodeRecord:

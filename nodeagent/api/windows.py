@@ -51,9 +51,9 @@ class WindowRoutes:
     async def index(self, _request: web.Request) -> web.Response:
         """GET /v1/windows: in the order of their beginnings, without those that ended more than a day ago."""
         cluster = self.view.cluster()
-        kept = sorted(_kept(cluster), key=lambda w: (w.start, w.id))
+        stored = sorted(_stored(cluster), key=lambda w: (w.start, w.id))
         away = self.view.health().store_away_since
-        return web.json_response(items([window_json(cluster, w) for w in kept], store_away_since=away))
+        return web.json_response(items([window_json(cluster, w) for w in stored], store_away_since=away))
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /v1/windows {nodes, starts (Unix time) or starts_in (seconds), seconds, why?, request_id}."""
@@ -70,7 +70,7 @@ class WindowRoutes:
 
         def change(cluster: Cluster, rev: int) -> tuple[tuple[Window, ...], Window, str]:
             _known(cluster, nodes)
-            others = _kept(cluster)
+            others = _stored(cluster)
             if len(others) >= MOST_WINDOWS:
                 raise ApiError(
                     "limit", f"there are {MOST_WINDOWS} windows already",
@@ -94,11 +94,11 @@ class WindowRoutes:
         who = await auth.caller(request, self.view.config.jobs)
 
         def change(cluster: Cluster, _rev: int) -> tuple[tuple[Window, ...], Window, str]:
-            kept = _kept(cluster)
-            found = next((w for w in kept if w.id == name), None)
+            stored = _stored(cluster)
+            found = next((w for w in stored if w.id == name), None)
             if found is None:
-                raise unknown("window", name, [w.id for w in kept])
-            return tuple(w for w in kept if w.id != name), found, f"window {name} deleted (by {who.name})"
+                raise unknown("window", name, [w.id for w in stored])
+            return tuple(w for w in stored if w.id != name), found, f"window {name} deleted (by {who.name})"
 
         return await self._write(who, once(requests.request_id(asked), "reserve-delete", name), change)
 
@@ -106,7 +106,7 @@ class WindowRoutes:
         auth.may_change_windows(who)
         if (made := await earlier(self.view.store, asked)) is not None:
             cluster = self.view.cluster()
-            there = [window_json(cluster, window) for window in _kept(cluster) if window.id == made.did]
+            there = [window_json(cluster, window) for window in _stored(cluster) if window.id == made.did]
             era = self.view.era
             record = await self.view.store.windows(NEVER, cluster.windows, asked.request, "", asked.did())
             found = {"changed": False, "window": there[0] if there else None}
@@ -122,8 +122,8 @@ class WindowRoutes:
 
         one, rev, era = await write_again(self.view, attempt)
         await seen(self.view)
-        kept = await saved(self.view, rev, era)
-        return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
+        disks = await saved(self.view, rev, era)
+        return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | disks)
 
 
 def window_json(cluster: Cluster, window: Window) -> Json:
@@ -141,7 +141,7 @@ def _utc(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
 
 
-def _kept(cluster: Cluster) -> tuple[Window, ...]:
+def _stored(cluster: Cluster) -> tuple[Window, ...]:
     return tuple(w for w in cluster.windows.windows if not outdated(w, cluster.served))
 
 

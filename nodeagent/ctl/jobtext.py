@@ -522,8 +522,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return f"have an operator give its queue more, or submit it anew so that it needs less: {way['capped']}"
     if way.get("barred"):
         return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
-    if way.get("kept_for"):
-        return f"nothing: it starts after job {way['kept_for']}, or before it where its time_limit is short enough"
+    if way.get("reserved_for"):
+        return f"nothing: it starts after job {way['reserved_for']}, or before it where its time_limit is short enough"
     if way["enough"]:
         return "nothing: it starts as soon as it is its turn"
     if way["enough_soon"]:

@@ -78,7 +78,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedHealth:
     """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
     has less."""
 
@@ -162,26 +162,26 @@ class Monitor:
         self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
         self._changed, self._own, self._checked = changed, own, checked
         self._log = structlog.get_logger("health")
-        kept = self._read()
-        self._memory = kept.memory
-        self._known = tuple(kept.gpus if machine.configured is None else machine.configured)
+        saved = self._read()
+        self._memory = saved.memory
+        self._known = tuple(saved.gpus if machine.configured is None else machine.configured)
         """UUIDs that are expected here."""
-        self._links = dict(kept.links) if kept.boot == machine.boot else {}
-        self._ports = tuple(port for port in kept.ports if "/" in port)  # an interface: as long as the config names it
+        self._links = dict(saved.links) if saved.boot == machine.boot else {}
+        self._ports = tuple(port for port in saved.ports if "/" in port)  # an interface: as long as the config names it
         self._accepted = set[str]()
         """Ports that are down, and not expected to be up any more."""
-        self._record = kept.record if kept.boot == machine.boot else -1 if kept.boot else None
+        self._record = saved.record if saved.boot == machine.boot else -1 if saved.boot else None
         """The newest record of the kernel's log that this agent, or the one before it, has seen: with another boot
         all are new. Where there was no agent, nobody knows what became of what is older: only the driver's readings
         show it."""
         self.published = published(self._memory.verdicts)
         """The verdicts as other nodes receive them."""
-        self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
+        self._buses = {bus: uuid for uuid, bus in saved.buses.items() if uuid in self._known}
         """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
         self._answered = False
         """The driver has named its GPUs since this start."""
         self._xid_counts: Counter[tuple[str, str, int]] = Counter()
-        self._saved = Kept()
+        self._saved = SavedHealth()
         self._unwritten = ""
         """Why the memory could not be written the last time; empty: it was."""
         self._gpus: tuple[GpuReading, ...] | None = None
@@ -217,11 +217,11 @@ class Monitor:
                 environ,
                 machine.python,
                 self._due.set,
-                expected=kept.devices.get(plugin.name, ()),
-                offered=kept.boot == machine.boot,
+                expected=saved.devices.get(plugin.name, ()),
+                offered=saved.boot == machine.boot,
             )
             for plugin in machine.plugins
-            if plugin.present or kept.devices.get(plugin.name)
+            if plugin.present or saved.devices.get(plugin.name)
         ]  # fmt: skip
         self._checks = Checks(machine.checks, environ, self._due.set)
 
@@ -540,59 +540,59 @@ class Monitor:
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
-    def _read(self) -> Kept:
+    def _read(self) -> SavedHealth:
         try:
-            kept = load_memory(self._file)
+            saved = load_memory(self._file)
         except (OSError, ValueError) as error:
             self._log.error(
                 "what was known of this node's health is lost: devices that were out of use get work again until their "
-                "fault shows itself again", file=str(self._file), why=str(error), kept=keep_damaged(self._file),
+                "fault shows itself again", file=str(self._file), why=str(error), damaged_copy=keep_damaged(self._file),
             )  # fmt: skip
-            return Kept()
+            return SavedHealth()
         checks = {f"check.{check.name}" for check in self._machine.checks}
         still = tuple(
-            v for v in kept.memory.verdicts
+            v for v in saved.memory.verdicts
             if v.rule not in OF_ONE_START and (not v.rule.startswith("check.") or v.rule in checks)
         )  # fmt: skip
-        return replace(kept, memory=replace(kept.memory, verdicts=still))
+        return replace(saved, memory=replace(saved.memory, verdicts=still))
 
     async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
-        kept = Kept(
+        saved = SavedHealth(
             self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record
         )  # fmt: skip
-        if _essence(kept) == _essence(self._saved):
+        if _essence(saved) == _essence(self._saved):
             return
         try:
-            await asyncio.to_thread(save_memory, self._file, kept)
+            await asyncio.to_thread(save_memory, self._file, saved)
         except OSError as error:  # a full disk: verdicts hold until this agent ends; tried again after each judgement
             if str(error) != self._unwritten:
-                self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
+                self._log.error("verdicts cannot be saved", file=str(self._file), why=error.strerror)
             self._unwritten = str(error)
         else:
-            self._saved, self._unwritten = kept, ""
+            self._saved, self._unwritten = saved, ""
 
 
-def save_memory(path: Path, kept: Kept) -> None:
+def save_memory(path: Path, saved: SavedHealth) -> None:
     """Write it whole and durably. Raises OSError."""
-    memory = kept.memory
+    memory = saved.memory
     stored = _Stored(
-        version=VERSION, boot=kept.boot, gpus=tuple(kept.gpus), buses=dict(kept.buses), links=dict(kept.links),
-        ports=tuple(kept.ports), devices={name: tuple(gpus) for name, gpus in kept.devices.items()},
-        record=kept.record, at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
+        version=VERSION, boot=saved.boot, gpus=tuple(saved.gpus), buses=dict(saved.buses), links=dict(saved.links),
+        ports=tuple(saved.ports), devices={name: tuple(gpus) for name, gpus in saved.devices.items()},
+        record=saved.record, at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
     )  # fmt: skip
     write_atomic(path, stored.model_dump_json(), durable=True)
 
 
-def load_memory(path: Path) -> Kept:
-    """What was kept; nothing if there is no file. Raises OSError for one that cannot be read, ValueError with the key
+def load_memory(path: Path) -> SavedHealth:
+    """What was saved; nothing if there is no file. Raises OSError for one that cannot be read, ValueError with the key
     for one that cannot be understood."""
     try:
         text = path.read_text()
     except FileNotFoundError:
-        return Kept()
+        return SavedHealth()
     try:
         if (version := _Version.model_validate_json(text).version) != VERSION:
             raise ValueError(f"it is of version {version}, this agent reads {VERSION}")
@@ -600,7 +600,7 @@ def load_memory(path: Path) -> Kept:
     except ValidationError as error:
         raise ValueError(first_error(error)) from None
     memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
-    return Kept(
+    return SavedHealth(
         memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record
     )
 
@@ -625,12 +625,12 @@ class _Stored(_Version):
     repairs: tuple[Repair, ...]
 
 
-def _essence(kept: Kept) -> object:
+def _essence(saved: SavedHealth) -> object:
     """What is worth a write: not each repetition, and not the time alone."""
-    verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
-    past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
-    seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports), dict(kept.devices)
-    return verdicts, past, kept.memory.repairs, kept.boot, seen, kept.record is None
+    verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in saved.memory.verdicts)
+    past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in saved.memory.past)
+    seen = tuple(saved.gpus), dict(saved.buses), dict(saved.links), tuple(saved.ports), dict(saved.devices)
+    return verdicts, past, saved.memory.repairs, saved.boot, seen, saved.record is None
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:
@@ -669,5 +669,5 @@ def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
         io_pressure=fields["io_pressure"],
         files_used=fields["files_used"],
         processes_used=fields["processes_used"],
-        clock_kept=fields["clock_kept"],
+        clock_synchronised=fields["clock_synchronised"],
     )

@@ -132,7 +132,7 @@ class HostReading:
     """Share of the open files that the kernel allows."""
     processes_used: float | None = None
     """Share of the processes and threads that it allows."""
-    clock_kept: bool | None = None
+    clock_synchronised: bool | None = None
     """Whether anything keeps the machine's clock right."""
     kernel_log: str | None = None
     """Why the kernel's log cannot be read; empty: it is."""

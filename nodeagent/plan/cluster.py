@@ -148,7 +148,8 @@ class Cluster:
     partial: bool = False
     """Of what has changed a part is still to be read: a job that is not here may be there all the same."""
     set_aside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Of a view that is one job's: by queue and resource, what the queue keeps of its capability for jobs before it."""
+    """Of a view that is one job's: by queue and resource, what the queue reserves of its capability for jobs before
+    it."""
     notes: Notes = field(default_factory=Notes, compare=False, repr=False)
     """Shared by views in which ``nodes``, ``jobs``, ``lapsed``, ``queues`` and ``refused`` are the same objects: what
     was worked out from these is worked out once."""

@@ -35,7 +35,7 @@ day's sums (``UsageDay``); these sums are records of the view.
 
 A **failsafe member** is a node that may lend the members of the active generation time while the store is unreachable.
 Either all failsafe members lend, or none does. So the store starts nothing newer before one failsafe member has let go:
-it acknowledges without ``lends``. A job that has ended is *kept* until then, unless all its failsafe members have been
+it acknowledges without ``lends``. An ended job stays *lendable* until then, unless all its failsafe members have been
 silent for ``failsafe_limit``.
 """
 
@@ -279,12 +279,12 @@ class Store(Protocol):
     ) -> JobRecord:
         """A new job, queued, with this control of rev 1. None: run at the spec's target (unsigned, for a cluster
         without admission). The job does not start before its ``begin`` as seen at ``wall``. Refused if a live job has
-        that name (``name_taken``), or if an ended one still has holders that have not lapsed or is kept (``stopping``);
-        both refusals name its uid and phase. An ended job of that name is removed. Refused if the owner's jobs with
-        this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims`` are old (``stale``).
-        ``era``: of the caller's view; of another store than this it is refused (``stale``): that may have lost jobs.
-        The same ``request`` or uid again returns the first reply's job; ``did`` is what ``request()`` later returns.
-        Event JobSubmitted.
+        that name (``name_taken``), or if an ended one still has holders that have not lapsed or is lendable
+        (``stopping``); both refusals name its uid and phase. An ended job of that name is removed. Refused if the
+        owner's jobs with this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims``
+        are old (``stale``). ``era``: of the caller's view; of another store than this it is refused (``stale``): that
+        may have lost jobs. The same ``request`` or uid again returns the first reply's job; ``did`` is what
+        ``request()`` later returns. Event JobSubmitted.
 
         Of every step that takes a ``request``: its ``did`` begins with a word that says which change it is, and the
         request of a change of another word is refused (``stale``: ``request()`` tells what it was used for)."""
@@ -343,7 +343,7 @@ class Store(Protocol):
         ``expect`` (``stale``). The same admission again returns the job."""
         ...
 
-    async def keep(
+    async def set_failsafe_members(
         self,
         uid: str,
         token: Token,
@@ -368,13 +368,13 @@ class Store(Protocol):
         ...
 
     async def remove(self, uid: str, by: str = "") -> None:
-        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or a job of the
-        history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted, which says by
-        whom: the user who asked for it, or ``retention``."""
+        """Remove an ended job without holders that have not lapsed, and not lendable (``stale`` otherwise), or a job of
+        the history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted, which says
+        by whom: the user who asked for it, or ``retention``."""
         ...
 
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
-        """Move these ended jobs, unchanged, into the history, which no beat brings. A job that is kept, or that has
+        """Move these ended jobs, unchanged, into the history, which no beat brings. A job that is lendable, or that has
         holders which have not lapsed, is left out. Also remove a few jobs from the history: those that ended before
         that Unix time (none if it has not come yet), and those of more than ``most`` of one owner: that never ran, and
         then the oldest. Of all owners ten times as many stay. Returns true if there may be more to remove. Event

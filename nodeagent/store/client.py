@@ -509,7 +509,7 @@ class RedisStore:
     async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
         return await self._job("renew", {"uid": uid, "expect": expect, "admission": admission.to_json()})
 
-    async def keep(
+    async def set_failsafe_members(
         self,
         uid: str,
         token: Token,
@@ -520,7 +520,7 @@ class RedisStore:
     ) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         arguments |= {"expect": codec.encode_texts(expect), "failsafe_members": codec.encode_texts(failsafe_members)}
-        return await self._job("keep", arguments)
+        return await self._job("set_failsafe_members", arguments)
 
     async def forget(self, node: str, by: str, request: str = "", did: str = "") -> Forgotten:
         arguments: dict[str, object] = {"node": node, "by": by, "request": request, "did": did}

@@ -294,7 +294,7 @@ class GenerationEnd(CheckedStep):
     lost: tuple[str, ...] = ()
     spend: BudgetEntry | None = None
     planned: bool = False
-    kept: bool = False
+    steps_saved: bool = False
     """The newest steps of the generation that ends by a fault are in snapshots, so only the standstill counts as
     lost."""
     grace: float | None = None

@@ -123,7 +123,7 @@ def ended_by(step: GenerationEnd) -> dict[str, object]:
         "spend": codec.encode_optional(step.spend),
         "lost": sorted(set(step.lost)),
         "planned": step.planned,
-        "kept": step.kept,
+        "steps_saved": step.steps_saved,
         "grace": json.dumps(step.grace),
         "setbacks": codec.encode_optional_list(step.setbacks),
     }

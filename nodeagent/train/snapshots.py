@@ -83,7 +83,7 @@ class FoundSnapshot(NamedTuple):
     header: Header | None
 
 
-Kept = Mapping[tuple[int, int], FoundSnapshot]
+FoundSnapshots = Mapping[tuple[int, int], FoundSnapshot]
 
 
 class WorkerSnapshots:
@@ -153,29 +153,29 @@ class WorkerSnapshots:
         """See ``nodeagent.train.restore``. Snapshots older than ``since`` (generation, step) do not count."""
         if self._link is None:
             return None
-        kept = self._kept(self._link)
+        found = self._found(self._link)
         offers = [
             SnapshotOffer(slot, index, h.generation, h.step, h.rank, h.world, h.replicated)
-            for (slot, index), (_, h) in kept.items()
+            for (slot, index), (_, h) in found.items()
             if h is not None
         ]
-        choice, parts = self._agree(kept, offers, since)
+        choice, parts = self._agree(found, offers, since)
         if choice is not None:
             if len(choice.local) < self._place.world_size:
                 got = hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
                 parts = got if parts is None else parts
             assert parts is not None
             put_back(state, put_together(*parts, state))
-        self._adopt(kept, choice)
+        self._adopt(found, choice)
         return choice.step if choice is not None else None
 
-    def _kept(self, link: Link) -> Kept:
+    def _found(self, link: Link) -> FoundSnapshots:
         """The snapshots of all workers of its role on this node."""
         found: dict[tuple[int, int], FoundSnapshot] = {}
         try:
-            kept = link.ask("snapshot.get", ASK_BOUND)
-            self._own = kept["own"]
-            for slot in kept["slots"]:
+            all_of_them = link.ask("snapshot.get", ASK_BOUND)
+            self._own = all_of_them["own"]
+            for slot in all_of_them["slots"]:
                 answer = link.ask("snapshot.get", ASK_BOUND, slot=slot)
                 for index, fd in zip(answer["indexes"], answer.fds, strict=True):
                     found[slot, index] = FoundSnapshot(fd, header_of(fd))
@@ -184,7 +184,7 @@ class WorkerSnapshots:
         return found
 
     def _agree(
-        self, kept: Kept, offers: list[SnapshotOffer], since: tuple[int, int]
+        self, found: FoundSnapshots, offers: list[SnapshotOffer], since: tuple[int, int]
     ) -> tuple[Choice | None, Parts | None]:
         """The choice of all ranks, and this node's own copy of it, if it has one. A damaged snapshot is removed from
         the offers, and the ranks choose again."""
@@ -192,7 +192,7 @@ class WorkerSnapshots:
         while True:
             choice = choose(gather(offers, world), since)
             mine = choice.local.get(self._place.rank) if choice is not None else None
-            parts = _whole(kept[mine.slot, mine.half]) if mine is not None else None
+            parts = _whole(found[mine.slot, mine.half]) if mine is not None else None
             damaged = mine is not None and parts is None
             if choice is None or not any(gather(damaged, world)):
                 return choice, parts
@@ -200,10 +200,10 @@ class WorkerSnapshots:
                 offers.remove(mine)
                 announce(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
 
-    def _adopt(self, kept: Kept, choice: Choice | None) -> None:
+    def _adopt(self, found: FoundSnapshots, choice: Choice | None) -> None:
         """Continue in this worker's own memory and keep the chosen snapshot for now; release the others'
         memory."""
-        for (slot, index), (fd, header) in kept.items():
+        for (slot, index), (fd, header) in found.items():
             if slot != self._own:
                 os.close(fd)
                 continue

@@ -89,7 +89,7 @@ class FileLedger:
         except (ValueError, TypeError, AttributeError) as error:
             structlog.get_logger("trust").error(
                 "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error),
-                kept=keep_damaged(self._path),
+                damaged_copy=keep_damaged(self._path),
             )  # fmt: skip
             return Remembered()
 

@@ -20,16 +20,16 @@ def lives(bench: Bench, *nodes: str) -> dict[str, str]:
     return {node: bench.lives[node].life for node in nodes}
 
 
-async def kept(bench: Bench, members: tuple[str, ...], failsafe_members: tuple[str, ...]) -> JobRecord:
+async def active_under(bench: Bench, members: tuple[str, ...], failsafe_members: tuple[str, ...]) -> JobRecord:
     """An active generation of these members under these failsafe members."""
     return await bench.active(await bench.submit(), *members, failsafe_members=lives(bench, *failsafe_members))
 
 
-async def keep(
+async def set_failsafe_members(
     bench: Bench, job: JobRecord, node: str, *failsafe_members: str, expect: dict[str, str] | None = None
 ) -> JobRecord:
     expect = job.failsafe_members if expect is None else expect
-    return await bench.store.keep(
+    return await bench.store.set_failsafe_members(
         job.uid, generation(job).token, node, bench.lives[node], expect, lives(bench, *failsafe_members)
     )
 
@@ -61,55 +61,57 @@ async def test_a_generation_has_its_failsafe_members_once_it_is_active(bench: Be
 
 async def test_a_failsafe_member_may_have_the_failsafe_members_replaced(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
-    by_member = await keep(bench, job, "n1", "n1", "n2")
+    job = await active_under(bench, ("n1", "n2"), ("n1", "n3"))
+    by_member = await set_failsafe_members(bench, job, "n1", "n1", "n2")
     assert by_member.failsafe_members == lives(bench, "n1", "n2")
     assert by_member.rev > job.rev
     assert await bench.job() == by_member
-    by_outsider = await keep(bench, await keep(bench, by_member, "n2", "n3"), "n3", "n1", "n3")
+    by_outsider = await set_failsafe_members(bench, by_member, "n2", "n3")
+    by_outsider = await set_failsafe_members(bench, by_outsider, "n3", "n1", "n3")
     assert by_outsider.failsafe_members == lives(bench, "n1", "n3")
     assert generation(by_outsider) == generation(job), "nothing else changed"
 
 
 async def test_nobody_else_may(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
-    assert "n2 may not choose" in await refused("stale", keep(bench, job, "n2", "n2"))
+    job = await active_under(bench, ("n1", "n2"), ("n1", "n3"))
+    assert "n2 may not choose" in await refused("stale", set_failsafe_members(bench, job, "n2", "n2"))
     other = Incarnation(life="n1-a", start=2)
-    token = generation(job).token
-    await refused("not_current", bench.store.keep(job.uid, token, "n1", other, job.failsafe_members, {}))
-    await refused("not_found", bench.store.keep("nobody", token, "n1", bench.lives["n1"], job.failsafe_members, {}))
+    token, expect, step = generation(job).token, job.failsafe_members, bench.store.set_failsafe_members
+    await refused("not_current", step(job.uid, token, "n1", other, expect, {}))
+    await refused("not_found", step("nobody", token, "n1", bench.lives["n1"], expect, {}))
     assert (await bench.job()).failsafe_members == job.failsafe_members
 
 
 async def test_where_there_are_none_a_member_chooses(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ())
-    assert "n3 may not choose" in await refused("stale", keep(bench, job, "n3", "n3"))
-    job = await keep(bench, job, "n2", "n2", "n3")
+    job = await active_under(bench, ("n1", "n2"), ())
+    assert "n3 may not choose" in await refused("stale", set_failsafe_members(bench, job, "n3", "n3"))
+    job = await set_failsafe_members(bench, job, "n2", "n2", "n3")
     assert job.failsafe_members == lives(bench, "n2", "n3")
-    assert (await keep(bench, job, "n3")).failsafe_members == {}
+    assert (await set_failsafe_members(bench, job, "n3")).failsafe_members == {}
 
 
 async def test_they_are_replaced_only_as_they_were_seen(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await kept(bench, ("n1", "n2"), ("n1",))
-    now = await keep(bench, job, "n1", "n1", "n2")
+    job = await active_under(bench, ("n1", "n2"), ("n1",))
+    now = await set_failsafe_members(bench, job, "n1", "n1", "n2")
     for seen in (job.failsafe_members, {}, {"n1": "another life", "n2": "n2-a"}, {**now.failsafe_members, "n3": "x"}):
-        assert "have changed" in await refused("stale", keep(bench, job, "n1", "n1", expect=seen))
+        assert "have changed" in await refused("stale", set_failsafe_members(bench, job, "n1", "n1", expect=seen))
     assert (await bench.job()).failsafe_members == now.failsafe_members
 
 
 async def test_only_an_active_generation_gets_other_failsafe_members(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await kept(bench, ("n1",), ("n1",))
+    job = await active_under(bench, ("n1",), ("n1",))
     old = generation(job).token
     forming = await bench.propose(job, "n1", "n2")
-    assert "is forming, not active" in await refused("stale", keep(bench, forming, "n1", "n1", "n2"))
-    await refused("stale", bench.store.keep(job.uid, old, "n1", bench.lives["n1"], job.failsafe_members, {}))
-    await refused("stale", bench.store.keep(job.uid, Token(number=2, id="x"), "n1", bench.lives["n1"], {}, {}))
+    assert "is forming, not active" in await refused("stale", set_failsafe_members(bench, forming, "n1", "n1", "n2"))
+    step, me = bench.store.set_failsafe_members, bench.lives["n1"]
+    await refused("stale", step(job.uid, old, "n1", me, job.failsafe_members, {}))
+    await refused("stale", step(job.uid, Token(number=2, id="x"), "n1", me, {}, {}))
     ended = await bench.end(forming, "holding")
-    assert "is ended, not active" in await refused("stale", keep(bench, ended, "n1", "n1", "n2"))
+    assert "is ended, not active" in await refused("stale", set_failsafe_members(bench, ended, "n1", "n1", "n2"))
 
 
 # --- what forms
@@ -117,7 +119,7 @@ async def test_only_an_active_generation_gets_other_failsafe_members(bench: Benc
 
 async def test_activation_waits_for_one_failsafe_member_that_does_not_lend(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ("n1", "n2", "n3"))
+    job = await active_under(bench, ("n1", "n2"), ("n1", "n2", "n3"))
     job = await bench.propose(job, "n1", "n2")
     for node in ("n1", "n2"):
         job = await let_go(bench, job, node, lends=True)
@@ -133,7 +135,7 @@ async def test_activation_waits_for_one_failsafe_member_that_does_not_lend(bench
 
 async def test_a_failsafe_member_outside_lets_go_by_its_ack(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1",), ("n2",))
+    job = await active_under(bench, ("n1",), ("n2",))
     job = await bench.propose(job, "n1", "n3")
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
@@ -147,7 +149,7 @@ async def test_a_failsafe_member_outside_lets_go_by_its_ack(bench: Bench) -> Non
 
 async def test_who_lets_go_first_is_waited_for_no_more(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1",), ("n2",))
+    job = await active_under(bench, ("n1",), ("n2",))
     job = await bench.propose(job, "n1", "n3")
     job = await let_go(bench, job, "n2")
     assert (generation(job).state, generation(job).released) == ("forming", True)
@@ -159,7 +161,7 @@ async def test_who_lets_go_first_is_waited_for_no_more(bench: Bench) -> None:
 
 async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1",), ("n2",))
+    job = await active_under(bench, ("n1",), ("n2",))
     job = await let_go(bench, await bench.propose(job, "n1", "n3"), "n2")
     job = await bench.propose(job, "n1")
     job = await bench.ack(job, "n1")
@@ -169,7 +171,7 @@ async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
 
 async def test_a_failsafe_member_of_an_active_generation_has_nothing_to_say(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await kept(bench, ("n1",), ("n1", "n2"))
+    job = await active_under(bench, ("n1",), ("n1", "n2"))
     assert await let_go(bench, job, "n2") == job
     assert (await let_go(bench, job, "n1")).failsafe_members == job.failsafe_members
 
@@ -177,9 +179,9 @@ async def test_a_failsafe_member_of_an_active_generation_has_nothing_to_say(benc
 # --- what has ended
 
 
-async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
+async def test_an_ended_job_has_its_name_until_one_lets_go(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1",), ("n1", "n2"))
+    job = await active_under(bench, ("n1",), ("n1", "n2"))
     job = await bench.end(job, "stopped")
     assert await let_go(bench, job, "n3") == job, "neither holder nor failsafe member"
     job = await let_go(bench, job, "n1", lends=True)
@@ -196,7 +198,7 @@ async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
 
 async def test_an_ended_job_that_nobody_keeps_can_be_removed(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "failed")
+    job = await bench.end(await active_under(bench, ("n1",), ("n2",)), "failed")
     await bench.ack(job, "n1")
     assert "n2" in await refused("stale", bench.store.remove(job.uid))
     await let_go(bench, job, "n2")
@@ -204,10 +206,10 @@ async def test_an_ended_job_that_nobody_keeps_can_be_removed(bench: Bench) -> No
     assert (await bench.kinds())[-1] == "JobDeleted"
 
 
-async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
+async def test_a_paused_job_waits_for_that_as_well(bench: Bench) -> None:
     """The next generation waits for a failsafe member of the one before the pause."""
     await bench.up("n1", "n2")
-    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "pausing")
+    job = await bench.end(await active_under(bench, ("n1",), ("n2",)), "pausing")
     job = await bench.ack(job, "n1")
     assert job.phase == "paused"
     job = await bench.ack(await bench.propose(job, "n1"), "n1")
@@ -217,7 +219,7 @@ async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
 
 async def test_silence_of_all_failsafe_members_for_the_limit_frees_the_name(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await bench.end(await kept(bench, ("n1", "n2"), ("n1", "n2")), "stopped")
+    job = await bench.end(await active_under(bench, ("n1", "n2"), ("n1", "n2")), "stopped")
     for node in ("n1", "n2"):
         await bench.lapse(node, "n3")
     await refused("stopping", bench.submit("u2"))
@@ -232,7 +234,7 @@ async def test_silence_of_all_failsafe_members_for_the_limit_frees_the_name(benc
 
 async def test_one_failsafe_member_that_answers_keeps_it(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await bench.end(await kept(bench, ("n1",), ("n1", "n2")), "stopped")
+    job = await bench.end(await active_under(bench, ("n1",), ("n1", "n2")), "stopped")
     await let_go(bench, job, "n1", lends=True)
     await bench.lapse("n1", "n2")
     await bench.age(2 * LIMIT)
@@ -245,7 +247,7 @@ async def test_one_failsafe_member_that_answers_keeps_it(bench: Bench) -> None:
 
 async def test_one_that_leaves_lends_nothing_any_more(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1",), ("n2", "n3"))
+    job = await active_under(bench, ("n1",), ("n2", "n3"))
     other = await bench.active(
         await bench.submit("u2", name="other"), "n1", first=2, failsafe_members=lives(bench, "n3")
     )
@@ -260,7 +262,7 @@ async def test_one_that_leaves_lends_nothing_any_more(bench: Bench) -> None:
 
 async def test_one_that_leaves_frees_what_has_ended(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "stopped")
+    job = await bench.end(await active_under(bench, ("n1",), ("n2",)), "stopped")
     await bench.ack(job, "n1")
     await refused("stopping", bench.submit("u2"))
     await bench.store.leave("n2", bench.lives["n2"])
@@ -269,7 +271,7 @@ async def test_one_that_leaves_frees_what_has_ended(bench: Bench) -> None:
 
 async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n2", "n3"), ("n2", "n3"))
+    job = await active_under(bench, ("n2", "n3"), ("n2", "n3"))
     assert "no node n9" in await refused("not_found", bench.store.forget("n9", "ann"))
     assert "holds its lease" in await refused("not_live", bench.store.forget("n2", "ann"))
     assert (await bench.job()).failsafe_members == job.failsafe_members
@@ -293,7 +295,7 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
 async def test_a_forgotten_node_lends_to_no_job_whatever_the_names_say(bench: Bench) -> None:
     """Of a job whose members are all silent nobody notices that its name is missing: it waited for ever."""
     await bench.up("n1", "n2", "n3")
-    await kept(bench, ("n2", "n3"), ("n2", "n3"))
+    await active_under(bench, ("n2", "n3"), ("n2", "n3"))
     for node in ("n2", "n3"):
         await bench.lapse(node, "n1")
     await bench.take("names")
@@ -303,7 +305,7 @@ async def test_a_forgotten_node_lends_to_no_job_whatever_the_names_say(bench: Be
 
 async def test_a_forgotten_node_holds_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ("n2",))
+    job = await active_under(bench, ("n1", "n2"), ("n2",))
     job = await bench.propose(job, "n1", "n3")
     assert set(generation(job).holders) == {"n1", "n2"}
     await bench.lapse("n2", "n1")
@@ -365,7 +367,7 @@ async def test_the_same_request_forgets_once(bench: Bench) -> None:
 
 async def test_a_removed_record_holds_up_no_job(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await kept(bench, ("n1", "n2"), ("n2",))
+    job = await active_under(bench, ("n1", "n2"), ("n2",))
     await bench.lapse("n2", "n1")
     for _ in range(2):
         await bench.store.forget("n2", "ann")
@@ -390,7 +392,7 @@ async def test_a_forgotten_node_comes_back_with_a_new_life(bench: Bench) -> None
 async def test_a_failsafe_member_that_came_back_with_a_new_life_may_let_go(bench: Bench) -> None:
     """It is the same machine, which has booted: its agent knows when an earlier one's promises are over."""
     await bench.up("n1", "n2")
-    job = await kept(bench, ("n1",), ("n2",))
+    job = await active_under(bench, ("n1",), ("n2",))
     await bench.lapse("n2", "n1")
     await bench.join("n2", life="n2-b")
     assert set((await bench.job()).failsafe_members) == {"n2"}, "a boot is no vow of an operator"
@@ -403,7 +405,7 @@ async def test_of_a_node_that_leaves_only_the_jobs_that_it_keeps_are_read() -> N
     clock = [1_000_000.0]
     bench = HereBench(Server(lambda: clock[0]), clock)
     await bench.up("n1", "n2")
-    await kept(bench, ("n1",), ("n2",))
+    await active_under(bench, ("n1",), ("n2",))
     for n in range(2, 6):
         await bench.submit(f"u{n}", name=f"other{n}")
     data, read = bench.server.data, list[str]()

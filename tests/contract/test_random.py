@@ -47,6 +47,8 @@ NAMES = ("alpha", "beta")
 STEPS = 250
 SEEDS = range(36)
 DAY = 86400
+OF_LEAVING = ("spend", "lost", "planned", "steps_saved")
+"""Of a proposal and an ending: what they say of the generation before."""
 MIDNIGHT = 1800
 """Seconds before and after it in which the servers' clocks, or what they look back on, may be of two days."""
 
@@ -129,7 +131,8 @@ class Both:
     def choose(self) -> tuple[str, Step]:
         options = [
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
-            (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
+            (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.activate),
+            (3, self.set_failsafe_members),
             (6, self.report), (5, self.end), (2, self.settle), (3, self.judge), (2, self.request), (2, self.renew),
             (2, self.saved), (3, self.commit),
             (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
@@ -279,7 +282,7 @@ class Both:
             leaving=self.random.choice(((), ("n1", "n2"))),
             state=self.random.choice(("met", "rolled_back")),
         )
-        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned", "kept")}
+        shared = {k: v for k, v in self.expectation(job).items() if k not in OF_LEAVING}
         control = job.control.model_copy(update={"scale": scale, "target": self.random.randint(1, 3)})
         settlement = Settlement.model_validate(shared | {"control": control, "event": "JobScaleMet", "text": "so"})
         return lambda store: store.settle(settlement)
@@ -288,7 +291,7 @@ class Both:
         job = self.job()
         if job is None:
             return self.submit()
-        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned", "kept")}
+        shared = {k: v for k, v in self.expectation(job).items() if k not in OF_LEAVING}
         number = self.random.choice((job.last_number, job.last_number, 1))
         entry = spend(self.random.choice("ab")).model_copy(update={"counts": self.random.random() < 0.5})
         judgement = Judgement.model_validate(shared | {"number": number, "spend": entry})
@@ -337,7 +340,7 @@ class Both:
             "spend": spend() if self.random.random() < 0.5 else None,
             "lost": self.lost(job) if self.random.random() < 0.7 else (),
             "planned": self.random.random() < 0.5,
-            "kept": self.random.random() < 0.3,
+            "steps_saved": self.random.random() < 0.3,
             "by": "n1",
         }
 
@@ -384,7 +387,7 @@ class Both:
         chosen = self.random.sample(NODES, self.random.choice((0, 0, 1, 2, 3)))
         return {node: self.incarnation(node).life for node in chosen}
 
-    def keep(self) -> Step:
+    def set_failsafe_members(self) -> Step:
         job = self.job("active")
         expect = job.failsafe_members if job and self.random.random() < 0.9 else {"n1": "x"}
         named = sorted(expect) or (sorted(job.generation.members) if job and job.generation else [])
@@ -395,7 +398,7 @@ class Both:
             self.incarnation(node),
             self.failsafe_members(),
         )
-        return lambda store: store.keep(uid, token, node, incarnation, expect, failsafe_members)
+        return lambda store: store.set_failsafe_members(uid, token, node, incarnation, expect, failsafe_members)
 
     def forget(self) -> Step:
         node, request = self.node(), self.fresh("f")

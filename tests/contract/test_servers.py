@@ -22,7 +22,7 @@ from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import RedisBench, generation, spec, spend
 from tests.contract.programs import others
 from tests.contract.test_commits import commit
-from tests.contract.test_failsafe_members import keep, lives
+from tests.contract.test_failsafe_members import lives, set_failsafe_members
 from tests.contract.test_generations import judgement
 from tests.contract.test_restore import read, read_after, rejoin
 
@@ -82,7 +82,7 @@ async def _ended_well(bench: RedisBench) -> None:
     job = await bench.active(job, *members, failsafe_members=lives(bench, "n1"))
     assert (await store.activate("u1", generation(job).token)).rev == job.rev
     await commit(bench, job, "n1", "a", order=1)
-    job = await keep(bench, await bench.job(), "n1", "n2")
+    job = await set_failsafe_members(bench, await bench.job(), "n1", "n2")
     assert job.failsafe_members.keys() == {"n2"}
     for node in members:
         job = await bench.report(job, node, "succeeded")

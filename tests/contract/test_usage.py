@@ -265,12 +265,13 @@ async def test_a_fault_costs_what_came_after_the_last_checkpoint_and_the_standst
     assert used(job).lost_slot_ms == 2 * (held(job).started - saved)
     assert held(job).started - active >= 2000
     await bench.age(1000)
-    job = await bench.end(job, "holding", spend=fault("hang", stalled=100.0), kept=True)
+    job = await bench.end(job, "holding", spend=fault("hang", stalled=100.0), steps_saved=True)
     assert used(job).lost_slot_ms == 2 * (held(job).at - saved), "no moment is lost twice"
 
 
 @pytest.mark.parametrize(("kind", "more", "lost"), [
-    ("worker_failed", {}, 6000), ("worker_failed", {"kept": True}, 0), ("hang", {"kept": True, "stalled": 2.0}, 2000),
+    ("worker_failed", {}, 6000), ("worker_failed", {"steps_saved": True}, 0),
+    ("hang", {"steps_saved": True, "stalled": 2.0}, 2000),
     ("scale", {"planned": True}, 0), ("hardware", {"planned": True}, 0), ("restart", {}, 0),
 ])  # fmt: skip
 async def test_what_is_lost_when_a_generation_ends(bench: Bench, kind: str, more: dict[str, float], lost: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
-from nodeagent.agent.savedview import Kept, Writing
+from nodeagent.agent.savedview import SavedRecord, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
@@ -140,7 +140,7 @@ class SharedWriting(Writing):
         super().__init__(key, cluster)
         self._made = shared.lines
 
-    def _record(self, kind: str, record: Kept) -> bytes:
+    def _record(self, kind: str, record: SavedRecord) -> bytes:
         return self._made.once(record, lambda: super(SharedWriting, self)._record(kind, record))
 
 

@@ -452,8 +452,8 @@ def _host(host: HostReading) -> Iterable[DeviceLook]:
     full = [f"{share:.0%} of the {what}" for what, share in used.items() if share is not None and share > NEARLY_ALL]
     if any(share is not None for share in used.values()):
         yield DeviceLook(HANDLES, "", bool(full), "in use: " + ", ".join(full))
-    if host.clock_kept is not None:
-        yield DeviceLook(CLOCK, "", not host.clock_kept, "adjtimex: not synchronised")
+    if host.clock_synchronised is not None:
+        yield DeviceLook(CLOCK, "", not host.clock_synchronised, "adjtimex: not synchronised")
 
 
 def _share(rule: Rule, share: float, bound: float, what: str) -> DeviceLook:

@@ -242,7 +242,7 @@ def handles(proc: str) -> dict[str, float | None]:
     return found
 
 
-def clock_kept() -> bool | None:
+def clock_synchronised() -> bool | None:
     """Whether anything keeps the machine's clock right; None: the kernel does not say."""
     state = _ADJTIMEX(ctypes.create_string_buffer(_TIMEX)) if _ADJTIMEX is not None else -1
     return None if state < 0 else bool(state != TIME_ERROR)
@@ -336,7 +336,7 @@ def main() -> None:
                 "kernel_log": wrong,
                 "memory_pressure": pressure(proc, "memory"),
                 "io_pressure": pressure(proc, "io"),
-                "clock_kept": clock_kept(),
+                "clock_synchronised": clock_synchronised(),
             }
             repeated = log.folder.take() if log is not None else []
             host |= handles(proc) | ports.look(now)

@@ -209,9 +209,9 @@ def ceiling(cluster: Cluster, job: JobRecord) -> Ceiling:
     most: dict[str, int] = {}
     by: dict[str, str] = {}
     for queue in queues:
-        others, kept = found.by_queue.get(queue.name, NOTHING).less(own), cluster.set_aside.get(queue.name, {})
+        others, reserved = found.by_queue.get(queue.name, NOTHING).less(own), cluster.set_aside.get(queue.name, {})
         for name, cap in queue.capability.stated.items():
-            left = max(cap - getattr(others, name) - kept.get(name, 0), getattr(own, name))
+            left = max(cap - getattr(others, name) - reserved.get(name, 0), getattr(own, name))
             if left < most.get(name, left + 1):
                 most[name], by[name] = left, queue.name
     return Ceiling(most, by)
@@ -251,8 +251,8 @@ def full(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
         return f"queue {name} does not exist any more: create it again, or delete the job"
     own = getattr(used(cluster).get(job.uid, NOTHING), resource)
     cap, has = queue.capability.stated[resource], getattr(holdings(cluster).by_queue.get(name, NOTHING), resource)
-    kept = cluster.set_aside.get(name, {}).get(resource, 0)
-    uses = f"has {has} in use" + (f" and keeps {kept} for jobs before this one" if kept else "")
+    reserved = cluster.set_aside.get(name, {}).get(resource, 0)
+    uses = f"has {has} in use" + (f" and reserves {reserved} for jobs before this one" if reserved else "")
     more = getattr(needs, resource) - own
     text = f"queue {name} may use {amount_text(cap, resource)} and {uses}; this needs {more} more"
     others = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]

@@ -37,7 +37,7 @@ _Apart = tuple[Sequence[str], Sequence[str]]
 class Obstacle:
     """What keeps jobs of one queue from making room for one of another."""
 
-    why: Literal["over", "kept", "owned", "part", ""]
+    why: Literal["over", "unreclaimable", "owned", "part", ""]
     """With that job its queue would have more than its part; or of the other one: it is not reclaimable, has no more
     than its guarantee, or no more than its part. Empty: nothing of these, so its jobs can give too little."""
     queue: str
@@ -56,8 +56,9 @@ class Reclaim:
         self._apart: dict[tuple[str, str], tuple[Sequence[str], Sequence[str]]] = (
             {} if before is None else before._apart
         )
-        self._kept: dict[str, Resources] = {} if before is None else dict(before._kept)
-        """What queues count as used, and only keep of their capabilities for a job: they have nothing of it to give."""
+        self._reserved: dict[str, Resources] = {} if before is None else dict(before._reserved)
+        """What queues count as used, and only reserve of their capabilities for a job: they have nothing of it to
+        give."""
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
         if before is None:
@@ -106,7 +107,7 @@ class Reclaim:
             return Obstacle("over", name)
         for name in apart:
             if (queue := tree.by_name.get(name)) is not None and not queue.reclaimable:
-                return Obstacle("kept", name)
+                return Obstacle("unreclaimable", name)
             if any(0 < getattr(self._had(name), resource) <= amount for resource, amount in self._owned(name).items()):
                 return Obstacle("owned", name)
         has = self._had(apart[-1])
@@ -153,17 +154,17 @@ class Reclaim:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
         return self._beyond(_of(donor), self._had(_of(donor)))
 
-    def keep(self, job: JobRecord, use: Resources) -> None:
-        """The job's queues keep that much of their capabilities for it."""
+    def reserve(self, job: JobRecord, use: Resources) -> None:
+        """The job's queues reserve that much of their capabilities for it."""
         self.grant(job, use)
         for name in above(self._cluster.queues, _of(job)):
-            self._kept[name] = self._kept.get(name, NOTHING).and_(use)
+            self._reserved[name] = self._reserved.get(name, NOTHING).and_(use)
 
-    def keep_no_more(self, job: JobRecord, use: Resources) -> None:
-        """They do not keep it any more."""
+    def unreserve(self, job: JobRecord, use: Resources) -> None:
+        """It is reserved no more."""
         self.release(job, use)
         for name in above(self._cluster.queues, _of(job)):
-            self._kept[name] = self._kept.get(name, NOTHING).less(use)
+            self._reserved[name] = self._reserved.get(name, NOTHING).less(use)
 
     def release(self, donor: JobRecord, use: Resources) -> None:
         """The donor is to give that much."""
@@ -178,7 +179,7 @@ class Reclaim:
     def _had(self, name: str) -> Resources:
         """What the queue's jobs have."""
         use = self._use.get(name, NOTHING)
-        return use.less(self._kept[name]) if name in self._kept else use
+        return use.less(self._reserved[name]) if name in self._reserved else use
 
     def _paths(self, giver: str, taker: str) -> _Apart:
         """Of each of two queues itself and those above it, without what they have in common."""

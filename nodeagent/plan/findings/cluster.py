@@ -57,7 +57,7 @@ class AgentStanding(Record):
     """Jobs that it leaves as they are, since a decision about them failed, by name: where in the code."""
     loop_lag: float = 0.0
     unsaved: str = ""
-    """Why the jobs cannot be kept on its disk."""
+    """Why the jobs cannot be saved on its disk."""
     loopback: str = ""
     """Why it serves no health and metrics on loopback; empty if it does."""
     https_missing: bool = False

@@ -69,8 +69,8 @@ def _decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.generation is not None and job.generation.state == "active":
-        # Of time it depends on what is kept for others now, on the order of those that wait, and on whose time to begin
-        # has come.
+        # Of time it depends on what is reserved for others now, on the order of those that wait, and on whose time to
+        # begin has come.
         of = job, queue(cluster), reserved(cluster), to_come(cluster)
         calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), *of)
         if calm is not None:

@@ -26,7 +26,7 @@ from nodeagent.plan.placing.roles import soon
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.heldback import with_aside
-from nodeagent.plan.queueing.reservations import kept_for, kept_from
+from nodeagent.plan.queueing.reservations import as_reserved, reserved_for_others
 from nodeagent.plan.steps import Decision, End, Propose
 
 MOST_LEFT_OUT = 32
@@ -36,9 +36,9 @@ MOST_LEFT_OUT = 32
 def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
     """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
 
-    A scale-out is all or nothing: until all that it wants fit, the target from before it counts. Of nodes that are kept
-    for others (``queueing/reservations.py``), and of what queues keep, a job that waits gets none, and one that runs
-    only as many as it loses. Where none of them has a port for the rendezvous, others are chosen.
+    A scale-out is all or nothing: until all that it wants fit, the target from before it counts. Of nodes that are
+    reserved for others (``queueing/reservations.py``), and of what queues reserve, a job that waits gets none, and one
+    that runs only as many as it loses. Where none of them has a port for the rendezvous, others are chosen.
     """
     found = _placed(cluster, job, without)
     names = {c.node for c in found.chosen if c.portless}
@@ -60,36 +60,36 @@ def why_portless(cluster: Cluster, job: JobRecord, node: str) -> str:
 
 
 def _placed(cluster: Cluster, job: JobRecord, without: Collection[str]) -> Placement:
-    kept, view = kept_from(cluster, job), with_aside(cluster, job)
+    theirs, view = reserved_for_others(cluster, job), with_aside(cluster, job)
     if eligible(cluster, job) is not None:
-        kept = frozenset()
-    if not kept and view is cluster:
+        theirs = frozenset()
+    if not theirs and view is cluster:
         return _place(cluster, cluster, job, without)
     generation = job.generation if job.generation is not None and job.generation.state != "ended" else None
-    kept = kept.difference(generation.members if generation is not None else (), without)
-    found = _place(cluster, view, job, kept.union(without))
+    theirs = theirs.difference(generation.members if generation is not None else (), without)
+    found = _place(cluster, view, job, theirs.union(without))
     if generation is not None and len(found.chosen) < len(generation.members):
         return _place(cluster, cluster, job, without, len(generation.members))
-    return _with_kept(cluster, job, found, kept) if kept else found
+    return _with_reserved(cluster, job, found, theirs) if theirs else found
 
 
 def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
     """What a job that runs could have of so many nodes (``choose``)."""
-    kept = kept_from(cluster, job).difference(job.generation.members if job.generation is not None else ())
-    found = choose(with_aside(cluster, job), job, target, kept)
-    return _with_kept(cluster, job, found, kept) if kept else found
+    theirs = reserved_for_others(cluster, job).difference(job.generation.members if job.generation is not None else ())
+    found = choose(with_aside(cluster, job), job, target, theirs)
+    return _with_reserved(cluster, job, found, theirs) if theirs else found
 
 
-def _with_kept(cluster: Cluster, job: JobRecord, found: Placement, kept: Collection[str]) -> Placement:
-    """It says of nodes that are kept for others that they are."""
-    left = (kept_for(cluster, job, one) for one in candidates(cluster, job) if one.node in kept)
+def _with_reserved(cluster: Cluster, job: JobRecord, found: Placement, theirs: Collection[str]) -> Placement:
+    """It says of nodes that are reserved for others that they are."""
+    left = (as_reserved(cluster, job, one) for one in candidates(cluster, job) if one.node in theirs)
     return replace(found, others=(*found.others, *left))
 
 
 def _place(
     cluster: Cluster, view: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES
 ) -> Placement:
-    """``view``: in which it is placed, with what its queues keep for others set aside, or without that."""
+    """``view``: in which it is placed, with what its queues reserve for others set aside, or without that."""
     if job.spec.several:
         full = choose(view, job, job.sized.nodes.target, without)
         before = job.sized_before.nodes.target
@@ -163,11 +163,11 @@ def propose(
     members = make_world(job.generation, placement.chosen, job.spec.role, facts, placement.places, paths, segment, new)
     stop = job.spec.longest_grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
-    kept = failsafe.choose(cluster, job.uid, members.values())
+    failsafe_members = failsafe.choose(cluster, job.uid, members.values())
     takes = together(of_devices(c.devices) for c in placement.chosen)
     taken = claims(cluster, job, takes)
     outside = left_out(cluster, job, placement)
-    step = Propose(members, cause, gone, spend, planned, millis(form), outside, kept, grace, taken)
+    step = Propose(members, cause, gone, spend, planned, millis(form), outside, failsafe_members, grace, taken)
     return Decision(step, (cause.text,))
 
 

@@ -100,8 +100,8 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before or dependencies.blocked(cluster, job):
         return ()
-    if (kept := heldback.held(cluster, job)) is not None:
-        return (heldback.why_held(cluster, kept, wall),)
+    if (back := heldback.held(cluster, job)) is not None:
+        return (heldback.why_held(cluster, back, wall),)
     if never_fits := never(cluster, job.sized_before):
         return never_fits, *filter(None, [placement.wrong])  # the jobs that hold nodes now are not to blame
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
@@ -111,8 +111,8 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
     if makes_room := making_room(cluster, job):
         text.append(makes_room)
-    if free := heldback.kept_free(cluster, job):
-        text.append(f"{some(free)} {'is' if len(free) == 1 else 'are'} kept for it")
+    if free := heldback.idle_reserved(cluster, job):
+        text.append(f"{some(free)} {'is' if len(free) == 1 else 'are'} reserved for it")
     if (estimate := heldback.start_estimate(cluster, job)) is not None:
         text.append(heldback.starts_by(cluster, estimate, wall))
     return tuple(text)

@@ -82,11 +82,11 @@ def _beside_survivors(
     gang, known = gang_of(cluster, job.spec), tree(cluster)
     alive, generation = {m.node for m in survivors(cluster, job)}, job.generation
     leaving, old = job.control.leaving, worn_nodes(cluster)
-    kept = [n for n in able if n in alive and n not in leaving and n not in old]
-    stays = set(kept)
+    staying = [n for n in able if n in alive and n not in leaving and n not in old]
+    stays = set(staying)
     groups = _by_welcome(cluster, job, (n for n in able if n not in stays))
     past = PastPlaces(
-        tuple(m.node for m in generation.ordered()) if generation is not None else (), tuple(kept), frozenset(warm)
+        tuple(m.node for m in generation.ordered()) if generation is not None else (), tuple(staying), frozenset(warm)
     )
     role = job.spec.role.placement
     if role is None or not role.spread:
@@ -96,8 +96,8 @@ def _beside_survivors(
         inside = gather(groups, target, job.spec.nodes.min, gang, past)
         domain = gang.paths[inside[0]][: gang.within] if inside else ()
         groups = [[n for n in group if gang.paths[n][: gang.within] == domain] for group in groups]
-        kept = [n for n in kept if n in inside]
-    return spread(groups, target, values, kept)
+        staying = [n for n in staying if n in inside]
+    return spread(groups, target, values, staying)
 
 
 def may_move(cluster: Cluster, job: JobRecord) -> bool:

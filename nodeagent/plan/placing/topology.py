@@ -36,7 +36,7 @@ class PastPlaces:
 
     members: tuple[str, ...] = ()
     """Of its newest generation, by rank, whether they are still there or not."""
-    kept: tuple[str, ...] = ()
+    staying: tuple[str, ...] = ()
     """Those of them that are able to go on, by rank."""
     warm: frozenset[str] = frozenset()
     """Nodes that get ready for it already: of equal domains the one with most of them is taken."""
@@ -46,14 +46,14 @@ def gather(pool: Sequence[Sequence[str]], want: int, least: int, gang: GangLayou
     """Up to ``want`` of the nodes that are able, in the order of their ranks; fewer than ``least`` where no more can be
     together. ``pool``: nodes that are no members any more, in groups of equally welcome ones, the best group first."""
     groups = [[n for n in group if _placed(gang, n)] for group in pool]
-    kept = [n for n in past.kept if _placed(gang, n)]
-    if kept:
-        domain = _home(gang, kept, [n for group in groups for n in group], want, least, len(past.members))
+    staying = [n for n in past.staying if _placed(gang, n)]
+    if staying:
+        domain = _home(gang, staying, [n for group in groups for n in group], want, least, len(past.members))
         if domain is not None:
             inside = [[n for n in group if _in(gang, n, domain)] for group in groups]
-            stay = [n for n in kept if _in(gang, n, domain)]
-            return _beside(inside, stay, want, gang, replace(past, kept=tuple(stay)))
-        groups = [kept, *groups]  # it moves as a whole: nobody's place is better than another's
+            stay = [n for n in staying if _in(gang, n, domain)]
+            return _beside(inside, stay, want, gang, replace(past, staying=tuple(stay)))
+        groups = [staying, *groups]  # it moves as a whole: nobody's place is better than another's
     return _anew(groups, want, gang, past)
 
 
@@ -114,15 +114,17 @@ def _in(gang: GangLayout, node: str, domain: Path) -> bool:
     return gang.paths[node][: len(domain)] == domain
 
 
-def _home(gang: GangLayout, kept: Sequence[str], others: Sequence[str], want: int, least: int, had: int) -> Path | None:
+def _home(
+    gang: GangLayout, staying: Sequence[str], others: Sequence[str], want: int, least: int, had: int
+) -> Path | None:
     """The domain that a gang with survivors stays in; None: it moves to another as a whole. It moves only where it
     would have to become smaller, or could not go on, and another domain holds as many as it was."""
     if not gang.within:
         return ()
     able = Counter[Path]()
-    for path, count in Counter(gang.paths[n] for n in (*kept, *others)).items():
+    for path, count in Counter(gang.paths[n] for n in (*staying, *others)).items():
         able[path[: gang.within]] += segments_of(count, gang.segment)
-    homes = Counter(gang.paths[n][: gang.within] for n in kept)
+    homes = Counter(gang.paths[n][: gang.within] for n in staying)
     home = max(homes, key=lambda d: homes[d])  # of equals the one of the lowest rank
     enough = max(least, min(want, had))
     best = max(able.values())
@@ -149,8 +151,8 @@ def _trimmed(nodes: Sequence[str], gang: GangLayout) -> list[str]:
     if not gang.segment:
         return list(nodes)
     by_leaf = _by_domain(nodes, gang, len(gang.levels))
-    keep = {n for leaf in by_leaf.values() for n in leaf[: segments_of(len(leaf), gang.segment)]}
-    return [n for n in nodes if n in keep]
+    inner = {n for leaf in by_leaf.values() for n in leaf[: segments_of(len(leaf), gang.segment)]}
+    return [n for n in nodes if n in inner]
 
 
 def _together(nodes: Sequence[str], want: int, gang: GangLayout, warm: Collection[str]) -> list[str]:
@@ -210,17 +212,17 @@ def _sortable(domain: Path) -> tuple[object, ...]:
 
 
 def _beside(
-    groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
+    groups: Sequence[Sequence[str]], staying: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
 ) -> list[str]:
     """Those that go on, and newcomers near to where the gang is."""
     if gang.segment:
-        return _segments(groups, kept, want, gang, past)
-    chosen = list(kept[:want])
+        return _segments(groups, staying, want, gang, past)
+    chosen = list(staying[:want])
     near = [gang.paths[n] for n in past.members if n not in chosen and n in gang.paths]
     home = [domain for domain, _ in Counter(gang.paths[n] for n in chosen).most_common()]
     for group in groups:
         chosen += nearest(group, want - len(chosen), gang.paths, [*near, *home])
-        near = near[max(0, len(chosen) - len(kept)) :]
+        near = near[max(0, len(chosen) - len(staying)) :]
     return chosen
 
 
@@ -259,30 +261,30 @@ def nearest(nodes: Sequence[str], want: int, paths: Mapping[str, Path], to: Sequ
 
 
 def _segments(
-    groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
+    groups: Sequence[Sequence[str]], staying: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
 ) -> list[str]:
     """Whole segments: those with survivors first, filled up from their own domains."""
     size, leaf = gang.segment, len(gang.levels)
     want = segments_of(want, size)
     others = _by_domain([n for group in groups for n in group], gang, leaf)
     whole: list[list[str]] = []
-    for domain, mine in _by_domain(kept, gang, leaf).items():
+    for domain, mine in _by_domain(staying, gang, leaf).items():
         able = [*mine, *others.get(domain, ())]
         count = min(segments_of(len(able), size), segments_of(len(mine) + size - 1, size))
         whole += [able[i : i + size] for i in range(0, count, size)]
-    rank = {n: i for i, n in enumerate(kept)}
+    rank = {n: i for i, n in enumerate(staying)}
     whole.sort(key=lambda segment: min(rank.get(n, len(rank)) for n in segment))
     chosen = [n for segment in whole[: want // size] for n in segment]
     taken = set(chosen)
-    rest = [[n for n in group if n not in taken] for group in (kept, *groups)]
+    rest = [[n for n in group if n not in taken] for group in (staying, *groups)]
     if len(chosen) < want:
         chosen += _anew(rest, want - len(chosen), replace(gang, within=0), past)
     return chosen
 
 
-def spread(pool: Sequence[Sequence[str]], want: int, values: Mapping[str, str], kept: Sequence[str]) -> list[str]:
+def spread(pool: Sequence[Sequence[str]], want: int, values: Mapping[str, str], staying: Sequence[str]) -> list[str]:
     """Those that go on, then of each group of newcomers those whose value fewest have so far."""
-    chosen = list(kept[:want])
+    chosen = list(staying[:want])
     counts = Counter(values[n] for n in chosen)
     for group in pool:
         waiting: dict[str, list[str]] = {}

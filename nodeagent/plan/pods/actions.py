@@ -124,7 +124,7 @@ class LookAtWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SetFailsafeMembers:
     """Give the active generation other failsafe members."""
 
     uid: str
@@ -153,11 +153,11 @@ PodAction = (
     | StartRole
     | ReportPod
     | LookAtWorkers
-    | Keep
+    | SetFailsafeMembers
     | Retire
 )
 
 
 def asks_the_store(action: PodAction) -> bool:
     """Whether the action needs the store."""
-    return isinstance(action, SendAck | ReportPod | Keep)
+    return isinstance(action, SendAck | ReportPod | SetFailsafeMembers)

@@ -18,13 +18,13 @@ from nodeagent.plan.nodes.candidates import staying, strays
 from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
 from nodeagent.plan.nodes.health import claimed
 from nodeagent.plan.pods.actions import (
-    Keep,
     PodAction,
     Prepare,
     Promise,
     Release,
     Retire,
     SendAck,
+    SetFailsafeMembers,
     Start,
     StartRole,
     Stop,
@@ -116,14 +116,14 @@ def plan_pods(
 def _find(case: PodCase) -> PodFinding:
     action, status = decide_pod(case), case.status
     more = while_stopping(case) if isinstance(action, Stop) else None
-    kept = isinstance(action, Prepare) or (action is None and status is not None)
+    stays = isinstance(action, Prepare) or (action is None and status is not None)
     unfit = status is None or status.phase == "unfit" or bool(status.portless)
     failed = unfit and failed_here(case.cluster, case.job, case.node)
-    return PodFinding(action, more, kept and _is_spare(case), failed)
+    return PodFinding(action, more, stays and _is_spare(case), failed)
 
 
 def _find_without_job(uid: str, status: PodStatus) -> PodFinding:
-    """Nothing is kept of it; but where its shim has yet to say whether workers run."""
+    """Nothing of it stays; but where its shim has yet to say whether workers run."""
     action = Retire(uid, "the job is gone from the store") if status.phase != "unknown" else None
     return PodFinding(action, more=None, spare=False, failed=False)
 
@@ -175,7 +175,7 @@ def _may(case: PodCase, action: PodAction) -> bool:
         case Promise() | Start():
             return case.job.uid not in case.cluster.refused and not _set_aside(case)
         case SendAck():
-            return not action.ack.stuck or _kept_from_others(case)
+            return not action.ack.stuck or _devices_held(case)
     return True
 
 
@@ -210,7 +210,7 @@ def retire(case: PodCase) -> PodAction | None:
     return Retire(job.uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
 
 
-def keep(case: PodCase) -> PodAction | None:
+def failsafe(case: PodCase) -> PodAction | None:
     """What this node does as a failsafe member: let go of what has been superseded, see to it that there are enough
     failsafe members."""
     job, generation = case.job, case.generation
@@ -227,7 +227,7 @@ def keep(case: PodCase) -> PodAction | None:
     if found is None or chooser(case.cluster, job) != case.node:
         return None
     why = f"failsafe members are {', '.join(sorted(found, key=natural))}"
-    return Keep(job.uid, generation.token, job.failsafe_members, found, why)
+    return SetFailsafeMembers(job.uid, generation.token, job.failsafe_members, found, why)
 
 
 def prepare(case: PodCase) -> PodAction | None:
@@ -239,7 +239,7 @@ def prepare(case: PodCase) -> PodAction | None:
     return Prepare(case.job.uid, "the job may need this node")
 
 
-RULES: tuple[Rule, ...] = (form, run, end, release, retire, keep, prepare)
+RULES: tuple[Rule, ...] = (form, run, end, release, retire, failsafe, prepare)
 """The first one that has something to say decides, as of ``decide_pod``."""
 
 
@@ -258,7 +258,7 @@ def _is_spare(case: PodCase) -> bool:
     return staying(case.cluster, job) >= nodes_wanted(case.cluster, job)
 
 
-def _kept_from_others(case: PodCase) -> bool:
+def _devices_held(case: PodCase) -> bool:
     """The node's record has the devices that what does not end here may have."""
     me = case.cluster.nodes.get(case.node)
     held = me.facts.held.keys() if me is not None else set[str]()

@@ -29,7 +29,7 @@ from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import in_queue, next_up
-from nodeagent.plan.queueing.reservations import kept_from
+from nodeagent.plan.queueing.reservations import reserved_for_others
 from nodeagent.plan.queueing.room import shut_for, with_room
 
 Order = Callable[[str, bool], tuple[int, ...]]
@@ -75,50 +75,50 @@ def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
 
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of those that are no members."""
-    kept = kept_from(cluster, job)
-    of = job, kept, transfers(cluster)
-    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job, kept), *of)
+    theirs = reserved_for_others(cluster, job)
+    of = job, theirs, transfers(cluster)
+    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job, theirs), *of)
 
 
 def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Where a gang that may move would be closer together than it was, as soon as those nodes are ready; none where it
-    would not, or where they are kept for others."""
+    would not, or where they are reserved for others."""
     generation = job.generation
     if generation is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
         return frozenset()
-    gang, kept = gang_of(cluster, job.spec), kept_from(cluster, job)
+    gang, theirs = gang_of(cluster, job.spec), reserved_for_others(cluster, job)
     if closest([*generation.members], gang):
         return frozenset()
 
     def find(_before: object) -> frozenset[str]:
         begun = asked(cluster).get(job.uid, {})
-        able = [c for c in candidates(cluster, job) if c.standing in ("fit", "pending") and c.node not in kept]
+        able = [c for c in candidates(cluster, job) if c.standing in ("fit", "pending") and c.node not in theirs]
         able.sort(key=lambda c: (c.node not in generation.members, c.standing != "fit", c.node not in begun))
         if job.spec.several:
-            names = [*soon(cluster, job, kept).places]
+            names = [*soon(cluster, job, theirs).places]
         else:
             names = arrange(cluster, job, [c.node for c in able], nodes_wanted(cluster, job), begun, soon=True)
         near = closer(names, [*generation.members], gang)
         return frozenset(names if near else ())
 
-    return cluster.once(f"closer:{job.uid}", find, job, kept, transfers(cluster))
+    return cluster.once(f"closer:{job.uid}", find, job, theirs, transfers(cluster))
 
 
-def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
+def _choose(cluster: Cluster, job: JobRecord, theirs: Collection[str]) -> frozenset[str]:
     """Nodes that do not run it: those that it lacks, one spare (or two while one gets ready), and those whose check
-    failed. ``kept``: nodes that are kept for others: a job that waits leaves them; one that runs takes them where it
-    would lose its size without."""
+    failed. ``theirs``: nodes that are reserved for others: a job that waits leaves them; one that runs takes them where
+    it would lose its size without."""
     missing = max(0, nodes_wanted(cluster, job) - staying(cluster, job))
     begun = asked(cluster).get(job.uid, {})
     # Of a job that has all its nodes only the spare has to be found: nobody need look at all nodes for that.
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
-    spot, late, leaves = spot_nodes(cluster), doubtful(job), kept if in_queue(job) else ()
+    spot, late, leaves = spot_nodes(cluster), doubtful(job), theirs if in_queue(job) else ()
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
     def order(node: str, fit: bool) -> tuple[int, ...]:
-        last = node in kept, node in leaving, node in late, node in old, node in spot
+        last = node in theirs, node in leaving, node in late, node in old, node in spot
         return *last, not fit, node not in begun, -score(cluster, job, node)
 
     takes = transfers(cluster).takes.get(job.uid, ())

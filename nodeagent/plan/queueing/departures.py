@@ -4,7 +4,7 @@ What jobs with ``nodes: auto`` have borrowed comes back for a job of any queue, 
 weight: the parts say only which queue gives first. But no queue falls below what it is guaranteed by that, and one that
 is not ``reclaimable`` gives nothing to others. All other nodes a job leaves at the end of its time limit at the latest;
 a job without one leaves at no known time. ``transfers.py`` decides who needs nodes and how many come back,
-``reservations.py`` what is kept for whom until nodes come free.
+``reservations.py`` what is reserved for whom until nodes come free.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.nodes.members import holding_nodes
 from nodeagent.plan.steps import Decision, End, Settle
 
-Kept = TypeVar("Kept")
+Ended = TypeVar("Ended")
 
 NEVER_RAN = 125
 """Exit code of a job that never ran, since one that it comes after did not end well."""
@@ -215,13 +215,13 @@ ALL_OWNERS = 10
 """Times as many ended jobs are kept of all users together as of one. As in ``store/scripts/shelve.lua``."""
 
 
-def surplus(first_to_go: Iterable[Kept], keep: int, owner: Callable[[Kept], int]) -> list[Kept]:
+def surplus(first_to_go: Iterable[Ended], keep: int, owner: Callable[[Ended], int]) -> list[Ended]:
     """Those that are more than ``keep`` of one owner, whatever others have; and if all together are still more than
     ``ALL_OWNERS`` times as many, of the owners with most. ``first_to_go``: all of them, in this order."""
-    left: dict[int, list[Kept]] = {}
+    left: dict[int, list[Ended]] = {}
     for one in first_to_go:
         left.setdefault(owner(one), []).append(one)
-    out: list[Kept] = []
+    out: list[Ended] = []
     counts: list[tuple[int, int]] = []
     for whose, own in left.items():
         over = max(0, len(own) - keep)
@@ -242,7 +242,7 @@ def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[
     never_ran_first = sorted(ended, key=lambda job: job.first_active is not None)
     over = {job.uid for job in surplus(never_ran_first, keep, lambda job: job.owner)}
     wall = believed(cluster, wall)
-    old = [job for job in ended if job.uid in over or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
+    old = [job for job in ended if job.uid in over or (job.ended or 0.0) < wall - _stays_for(job, keep_for)]
     return list(islice((job for job in old if not _is_held(cluster, job)), AT_ONCE))
 
 
@@ -278,6 +278,6 @@ def _records(cluster: Cluster) -> list[JobRecord]:
     return [job for job in ended if not is_awaited(cluster, job) and not array_lives(cluster, job)]
 
 
-def _kept_for(job: JobRecord, keep_for: float) -> float:
+def _stays_for(job: JobRecord, keep_for: float) -> float:
     """For how many seconds after its end."""
     return keep_for if job.spec.ttl is None else min(keep_for, job.spec.ttl)

@@ -118,7 +118,7 @@ def _first(jobs: Iterable[JobRecord], barring: Callable[[JobRecord], str]) -> It
 
 
 _WHY = {
-    "kept": ("is not reclaimable", "are not reclaimable"),
+    "unreclaimable": ("is not reclaimable", "are not reclaimable"),
     "owned": ("has no more than its guarantee", "have no more than their guarantees"),
     "part": ("has no more than its part by weight", "have no more than their parts by weight"),
     "": ("can give too little", "can give too little"),

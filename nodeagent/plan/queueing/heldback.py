@@ -16,7 +16,7 @@ from nodeagent.plan.cluster import Cluster, Notes, natural, some
 from nodeagent.plan.nodes.candidates import shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.queue import Waiting, line_key, queue
-from nodeagent.plan.queueing.reservations import KeptNodes, Reservations, reservation_of, reserved
+from nodeagent.plan.queueing.reservations import Reservations, ReservedNodes, reservation_of, reserved
 from nodeagent.plan.queueing.reserving import Reservation
 from nodeagent.plan.queueing.room import Room, room_for, shut_for, with_room
 
@@ -24,21 +24,21 @@ DAY = 86400
 
 
 def open_room(cluster: Cluster, job: JobRecord) -> Room:
-    """How many nodes could run the job, without those that are kept for others."""
+    """How many nodes could run the job, without those that are reserved for others."""
     room, now = room_for(cluster, job), reserved(cluster)
-    kept = now.kept.get(job.uid)
-    return room if kept is None or not room.enough_soon else _what_is_left(cluster, job, _line(cluster, now), kept)
+    theirs = now.for_others.get(job.uid)
+    return room if theirs is None or not room.enough_soon else _what_is_left(cluster, job, _line(cluster, now), theirs)
 
 
-def _what_is_left(cluster: Cluster, job: JobRecord, line: _Line, kept: KeptNodes) -> Room:
+def _what_is_left(cluster: Cluster, job: JobRecord, line: _Line, theirs: ReservedNodes) -> Room:
     waiting = line.less.get(job.uid)
-    return waiting.room if waiting is not None and waiting.job is job else room_for(_without(cluster, kept), job)
+    return waiting.room if waiting is not None and waiting.job is job else room_for(_without(cluster, theirs), job)
 
 
 def line(cluster: Cluster) -> tuple[Waiting, ...]:
     """The queue, each job with the room that it may use."""
     now = reserved(cluster)
-    return _line(cluster, now).line if now.kept else queue(cluster)
+    return _line(cluster, now).line if now.for_others else queue(cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,22 @@ class _Line:
     less: Mapping[str, Waiting]
     """By job (uid), of those that have to leave some."""
     held: dict[tuple[object, ...], HeldBack | None] = field(default_factory=dict)
-    """As of ``held``: the same nodes are kept from all jobs of one shape."""
+    """As of ``held``: the same nodes are reserved from all jobs of one shape."""
 
 
 def _line(cluster: Cluster, now: Reservations) -> _Line:
     def look(_before: object) -> _Line:
         less: dict[str, Waiting] = {}
         for w in queue(cluster):
-            if (kept := now.kept.get(w.job.uid)) is not None:
-                less[w.job.uid] = Waiting(w.job, partial(_less_room, cluster, w, kept))
+            if (theirs := now.for_others.get(w.job.uid)) is not None:
+                less[w.job.uid] = Waiting(w.job, partial(_less_room, cluster, w, theirs))
         return _Line(tuple(less.get(w.job.uid, w) for w in queue(cluster)), less)
 
-    return cluster.once("line", look, queue(cluster), now, size=len(now.kept))
+    return cluster.once("line", look, queue(cluster), now, size=len(now.for_others))
 
 
-def _less_room(cluster: Cluster, waiting: Waiting, kept: KeptNodes) -> Room:
-    return room_for(_without(cluster, kept), waiting.job) if waiting.has_room else waiting.room
+def _less_room(cluster: Cluster, waiting: Waiting, theirs: ReservedNodes) -> Room:
+    return room_for(_without(cluster, theirs), waiting.job) if waiting.has_room else waiting.room
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +70,24 @@ class HeldBack:
     """What keeps a job with room from starting."""
 
     nodes: tuple[str, ...]
-    """Those that it could use, in natural order; none if its queue keeps something of its capability."""
+    """Those that it could use, in natural order; none if its queue reserves something of its capability."""
     by: Reservation
 
 
 def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
-    """The first reservation that keeps what this job could use. None if the job has too little room even without
+    """The first reservation of what this job could use. None if the job has too little room even without
     reservations, or enough room in spite of them."""
     now = reserved(cluster)
-    kept = now.kept.get(job.uid)
-    if kept is None or not room_for(cluster, job).enough_soon:
+    theirs = now.for_others.get(job.uid)
+    if theirs is None or not room_for(cluster, job).enough_soon:
         return None
     line = _line(cluster, now)
-    if _what_is_left(cluster, job, line, kept).enough_soon:
+    if _what_is_left(cluster, job, line, theirs).enough_soon:
         return None
     alike = line.held
-    shape = kept.by, kept.of, shut_for(cluster, job.spec), *[shape_of(role) for role in job.spec.roles]
+    shape = theirs.by, theirs.of, shut_for(cluster, job.spec), *[shape_of(role) for role in job.spec.roles]
     if shape not in alike:
-        found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
+        found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in theirs.by))
         alike[shape] = next((one for one in found if one.nodes or one.by.queue), None)
     return alike[shape]
 
@@ -98,8 +98,8 @@ def _with_room(cluster: Cluster, job: JobRecord, nodes: Collection[str]) -> tupl
     return tuple(sorted(found.intersection(nodes).difference(shut_for(cluster, job.spec)), key=natural))
 
 
-def kept_free(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
-    """Nodes that are idle, and kept for the job until it has all that it lacks; in natural order."""
+def idle_reserved(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Nodes that are idle, and reserved for the job until it has all that it lacks; in natural order."""
     found = reservation_of(cluster, job)
     return _with_room(cluster, job, found.nodes) if found is not None else ()
 
@@ -137,59 +137,59 @@ def _notes_after(before: _View | None) -> Notes:
     return before.cluster.notes
 
 
-def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
+def _without(cluster: Cluster, theirs: ReservedNodes) -> Cluster:
     """The view for jobs that must not use these nodes: in it these nodes are cordoned."""
 
     def look(before: _View | None) -> _View:
         known, copies = before.copies if before is not None else {}, dict[str, tuple[NodeRecord, NodeRecord]]()
-        if before is not None and before.of is cluster.nodes and known.keys() == kept.nodes:
+        if before is not None and before.of is cluster.nodes and known.keys() == theirs.nodes:
             nodes = before.cluster.nodes  # the same, so that what follows from nodes alone stays
-            now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=_notes_after(before))
+            now = replace(cluster, nodes=nodes, set_aside=_set_aside(theirs), notes=_notes_after(before))
             return _View(now, known, cluster.nodes)
-        for node in kept.nodes:
+        for node in theirs.nodes:
             own, last = cluster.nodes[node], known.get(node)
             copies[node] = last if last is not None and last[0] is own else (own, own.model_copy(update=_NO_WORK))
         nodes = {**cluster.nodes, **{node: copy for node, (_, copy) in copies.items()}}
-        now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=_notes_after(before))
+        now = replace(cluster, nodes=nodes, set_aside=_set_aside(theirs), notes=_notes_after(before))
         return _View(now, copies, cluster.nodes)
 
-    what = f"without:{' '.join([*map(str, kept.by), kept.of])}:{kept.aside}"
-    return cluster.once(what, look, kept, size=len(cluster.nodes)).cluster
+    what = f"without:{' '.join([*map(str, theirs.by), theirs.of])}:{theirs.aside}"
+    return cluster.once(what, look, theirs, size=len(cluster.nodes)).cluster
 
 
 def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
-    """The view for a job whose queues keep something of their capabilities for others: it may have less then."""
-    kept = reserved(cluster).kept.get(job.uid)
-    if kept is None or not kept.aside:
+    """The view for a job whose queues reserve something of their capabilities for others: it may have less then."""
+    theirs = reserved(cluster).for_others.get(job.uid)
+    if theirs is None or not theirs.aside:
         return cluster
 
     def look(before: _View | None) -> _View:
-        now = replace(cluster, set_aside=_set_aside(kept), notes=_notes_after(before))
+        now = replace(cluster, set_aside=_set_aside(theirs), notes=_notes_after(before))
         return _View(now, {}, cluster.nodes)
 
-    return cluster.once(f"aside:{kept.aside}", look, kept.aside, size=len(cluster.nodes)).cluster
+    return cluster.once(f"aside:{theirs.aside}", look, theirs.aside, size=len(cluster.nodes)).cluster
 
 
-def _set_aside(kept: KeptNodes) -> dict[str, dict[str, int]]:
+def _set_aside(theirs: ReservedNodes) -> dict[str, dict[str, int]]:
     """Of several jobs of one queue together."""
     found: dict[str, dict[str, int]] = {}
-    for name, needs in kept.aside:
+    for name, needs in theirs.aside:
         of = found.setdefault(name, {})
         for resource, amount in needs._asdict().items():
             of[resource] = of.get(resource, 0) + amount
     return found
 
 
-_NO_WORK = {"cordon": Cordon(reason="kept for another job", by="", at=0.0)}
+_NO_WORK = {"cordon": Cordon(reason="reserved for another job", by="", at=0.0)}
 
 
 def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
-    """Which nodes are kept for whom, and until when. ``wall``: Unix time now."""
-    one, text = held.by, f"{some(held.nodes)} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
+    """Which nodes are reserved for whom, and until when. ``wall``: Unix time now."""
+    one, text = held.by, f"{some(held.nodes)} {'is' if len(held.nodes) == 1 else 'are'} reserved for job {held.by.name}"
     if not held.nodes:
         stated = cluster.queues.by_name[one.queue].capability.stated
         amounts = ", ".join(amount_text(getattr(one.needs, resource), resource) for resource in stated)
-        text = f"queue {one.queue} keeps {amounts} for job {one.name}"
+        text = f"queue {one.queue} reserves {amounts} for job {one.name}"
     if one.start is None:
         ends = f" when {_ends(one.after)} (no time limit says when)" if one.after else ", and no time limit says when"
         return f"{text}, which starts{ends}"

@@ -96,7 +96,7 @@ def make_room(
     for donor, node in claim.shrink:
         ledger.part(donor, node, job)
     for donor, _, _ in claim.stop:
-        ledger.stop(donor, [m.node for m in ledger.kept(donor, back)], job)
+        ledger.stop(donor, [m.node for m in ledger.remaining(donor, back)], job)
     return claim.plan
 
 
@@ -125,7 +125,7 @@ def _stop_some(ledger: NodeLedger, claim: _Claim, donors: Iterable[JobRecord], b
             return
         if not claim.may_ask(donor):
             continue
-        rest = [m for m in ledger.kept(donor, back) if (donor.uid, m.node) not in given]
+        rest = [m for m in ledger.remaining(donor, back) if (donor.uid, m.node) not in given]
         able = [m.node for m in rest if ledger.fits(claim.job, m.node, donor.uid)]
         use = ledger.books.use_of_all(donor, rest)
         if able and claim.release(donor, use):

@@ -25,7 +25,7 @@ from nodeagent.plan.placing.arranging import arranged
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent
 from nodeagent.plan.queueing.nodebooks import NodeBooks
-from nodeagent.plan.queueing.reservations import KeptNodes, reserved
+from nodeagent.plan.queueing.reservations import ReservedNodes, reserved
 from nodeagent.plan.queueing.reserving import Reservation
 
 Given = tuple[JobRecord, str]
@@ -75,12 +75,12 @@ class NodeLedger:
         self._searches: dict[str, NodeSearch] = {}
         self._running: dict[str, list[JobRecord]] | None = None
         self._reserved = reserved(cluster)
-        self._kept_for: set[str] = set()
-        """Jobs (uids) that get nothing now, but for which a queue keeps something of its capability."""
+        self._capability_for: set[str] = set()
+        """Jobs (uids) that get nothing now, but for which a queue reserves something of its capability."""
         self._lacking: dict[tuple[int, ...], list[Reservation]] = {}
         """As of ``_lack``."""
         self._provided: set[str] = set()
-        """Jobs (uids) that have what they lacked: nothing more is kept for them."""
+        """Jobs (uids) that have what they lacked: nothing more is reserved for them."""
 
     # -- what is looked for
 
@@ -92,9 +92,9 @@ class NodeLedger:
         """Nodes are looked for anew."""
         search = self.search(job)
         search.rounded, search.found = rounded, set()
-        if job.uid in self._kept_for:
-            self.reclaim.keep_no_more(job, least(self.cluster, job.sized_before))
-            self._kept_for.remove(job.uid)
+        if job.uid in self._capability_for:
+            self.reclaim.unreserve(job, least(self.cluster, job.sized_before))
+            self._capability_for.remove(job.uid)
 
     def stay_home(self) -> None:
         """From now on a borrower that has to stay in one domain takes only nodes there; all others take any."""
@@ -104,11 +104,11 @@ class NodeLedger:
             if job.spec.within:
                 self.search(job).only = self._home(job)
 
-    def keep_capability(self, job: JobRecord) -> None:
-        """A queue may keep something of its capability for one that gets nothing now."""
+    def reserve_capability(self, job: JobRecord) -> None:
+        """A queue may reserve something of its capability for one that gets nothing now."""
         if any(one.uid == job.uid and one.queue for one in self._reserved.found):
-            self.reclaim.keep(job, least(self.cluster, job.sized_before))
-            self._kept_for.add(job.uid)
+            self.reclaim.reserve(job, least(self.cluster, job.sized_before))
+            self._capability_for.add(job.uid)
 
     def barring(self, job: JobRecord) -> str:
         """The queue whose capability keeps the job from all that it lacks, if there is one."""
@@ -164,16 +164,16 @@ class NodeLedger:
             return False
         return not self.reclaim.barring(job, wanted(self.cluster, job.spec, 1))
 
-    def kept(self, job: JobRecord, back: Collection[Given] = ()) -> list[Member]:
-        """Members that the job is to keep so far, the newest first. ``back``: what is about to be given."""
+    def remaining(self, job: JobRecord, back: Collection[Given] = ()) -> list[Member]:
+        """Members that the job is to have still, the newest first. ``back``: what is about to be given."""
         given = {*self.gives.get(job.uid, ()), *(node for donor, node in back if donor is job)}
         members = reversed(survivors(self.cluster, job))
         return [m for m in members if m.node not in given] if given else [*members]
 
     def above_min(self, job: JobRecord, back: Collection[Given] = ()) -> list[Member]:
         """Those that it could run without. A gang of several roles needs all."""
-        kept = self.kept(job, back)
-        return [] if job.spec.several else kept[: max(0, len(kept) - job.spec.nodes.min)]
+        members = self.remaining(job, back)
+        return [] if job.spec.several else members[: max(0, len(members) - job.spec.nodes.min)]
 
     # -- from whom nodes may come
 
@@ -236,9 +236,9 @@ class NodeLedger:
         begun = asked(self.cluster).get(job.uid, {})
         leaving, below = job.control.leaving, self.size.get(job.uid, 0) < job.control.target
         free = [n for n in self.books.with_room(job) if n not in self._promised and n not in leaving]
-        if below and (kept := self._reserved.kept.get(job.uid)):
-            lacking = NO_NODES.union(*(one.nodes for one in self._lack(kept)))
-            free = [n for n in free if n not in kept.nodes or n not in lacking]
+        if below and (theirs := self._reserved.for_others.get(job.uid)):
+            lacking = NO_NODES.union(*(one.nodes for one in self._lack(theirs)))
+            free = [n for n in free if n not in theirs.nodes or n not in lacking]
         if arranged(self.cluster, job.spec):
             free.sort(key=self._distance(job))
         free.sort(key=lambda n: n not in begun)
@@ -253,7 +253,7 @@ class NodeLedger:
                 return True
             if (donor and node in search.found) or (search.only is not None and node not in search.only):
                 return False
-        if self._is_kept(node, job):
+        if self._is_reserved(node, job):
             return False
         record = self.cluster.nodes[node]
         ready = record.readiness.get(job.uid)
@@ -280,25 +280,25 @@ class NodeLedger:
         domains = {gang.paths[m.node][: gang.within] for m in survivors(self.cluster, job)}
         return frozenset(n for n in self.books.nodes if {gang.paths[n][: gang.within]} == domains)
 
-    def _is_kept(self, node: str, job: JobRecord) -> bool:
-        """The node is kept for a gang that is earlier in line and still lacks nodes, and the job would not give it back
-        then: as one of its target's, or since its queue has less than it is guaranteed, or is not reclaimable."""
-        kept = self._reserved.kept.get(job.uid)
-        if kept is None or node not in kept.nodes:
+    def _is_reserved(self, node: str, job: JobRecord) -> bool:
+        """The node is reserved for a gang that is earlier in line and still lacks nodes, and the job would not give it
+        back then: as one of its target's, or since its queue has less than it is guaranteed, or is not reclaimable."""
+        theirs = self._reserved.for_others.get(job.uid)
+        if theirs is None or node not in theirs.nodes:
             return False
-        gangs = [one.uid for one in self._lack(kept) if node in one.nodes]
+        gangs = [one.uid for one in self._lack(theirs) if node in one.nodes]
         if not gangs or self.size.get(job.uid, 0) < job.control.target:
             return bool(gangs)
         queues = (queue_of(self.cluster.jobs[uid].spec.queue) for uid in gangs)
         one = wanted(self.cluster, job.spec, 1)
         return not all(self.reclaim.would_return(job, one, queue) for queue in queues)
 
-    def _lack(self, kept: KeptNodes) -> Sequence[Reservation]:
-        """Of the reservations that keep these nodes those whose jobs still lack something."""
-        if kept.by not in self._lacking:
-            by = (self._reserved.found[i] for i in kept.by)
-            self._lacking[kept.by] = [one for one in by if one.nodes and one.uid not in self._provided]
-        return self._lacking[kept.by]
+    def _lack(self, theirs: ReservedNodes) -> Sequence[Reservation]:
+        """Of the reservations of these nodes those whose jobs still lack something."""
+        if theirs.by not in self._lacking:
+            by = (self._reserved.found[i] for i in theirs.by)
+            self._lacking[theirs.by] = [one for one in by if one.nodes and one.uid not in self._provided]
+        return self._lacking[theirs.by]
 
 
 def runs(job: JobRecord) -> bool:

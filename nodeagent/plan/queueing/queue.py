@@ -157,7 +157,7 @@ def places(cluster: Cluster) -> Mapping[str, int]:
 
 def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waiting | None:
     """A job before this one in the line that could start now or soon; of those that cannot ``reservations.py`` says
-    what is kept for them."""
+    what is reserved for them."""
     for other in line:
         if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None

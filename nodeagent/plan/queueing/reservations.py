@@ -1,5 +1,5 @@
-"""Reservations: what is kept for the gangs that are first in line and cannot start yet (``reserving.py``), and who has
-to leave it to them. ``queue.py`` decides whose turn it is, ``placing/placement.py`` which nodes a job gets.
+"""Reservations: what is reserved for the gangs that are first in line and cannot start yet (``reserving.py``), and who
+has to leave it to them. ``queue.py`` decides whose turn it is, ``placing/placement.py`` which nodes a job gets.
 
 A job later in line may start on a reserved node only if it ends before the reservation's start. So no later job delays
 the gang, and idle nodes are used.
@@ -24,16 +24,16 @@ from nodeagent.plan.queueing.reserving import Reservation, of_capabilities, of_n
 
 
 @dataclass(frozen=True, slots=True)
-class KeptNodes:
+class ReservedNodes:
     """Nodes that one job must leave to others, and what it must leave of its queues' capabilities."""
 
     nodes: frozenset[str]
     by: tuple[int, ...]
-    """Which of the reservations keep them."""
+    """Which of the reservations they are in."""
     of: str = ""
     """The job (uid) that this set was made for; empty if several jobs share the set."""
     aside: tuple[tuple[str, Resources], ...] = ()
-    """Queues, and what they keep of their capabilities."""
+    """Queues, and what they reserve of their capabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Reservations:
     """All reservations of a view."""
 
     found: tuple[Reservation, ...] = ()
-    """Of nodes, in the order of the line; then what queues keep of their capabilities."""
-    kept: Mapping[str, KeptNodes] = field(default_factory=dict)
+    """Of nodes, in the order of the line; then what queues reserve of their capabilities."""
+    for_others: Mapping[str, ReservedNodes] = field(default_factory=dict)
     """By job (uid); of those that have to leave some."""
 
 
@@ -51,7 +51,7 @@ NO_RESERVATIONS = Reservations()
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """What is kept, with what that was worked out from."""
+    """What is reserved, with what that was worked out from."""
 
     line: tuple[Waiting, ...]
     since: int
@@ -61,7 +61,7 @@ class _Now:
 
 
 def reserved(cluster: Cluster) -> Reservations:
-    """What is kept at this time. The very same object for as long as that stays so."""
+    """What is reserved at this time. The very same object for as long as that stays so."""
     line = queue(cluster)
 
     def look(before: _Now | None) -> _Now:
@@ -71,8 +71,8 @@ def reserved(cluster: Cluster) -> Reservations:
         same = before is not None and before.line is line and before.reserved.found == found
         if before is not None and same and before.since <= cluster.served <= before.until:
             return before
-        kept, until = _kept(cluster, found)
-        now = Reservations(found, kept)
+        for_others, until = _for_others(cluster, found)
+        now = Reservations(found, for_others)
         if before is not None and before.reserved == now:
             now = before.reserved
         return _Now(line, cluster.served, until, now)
@@ -80,21 +80,21 @@ def reserved(cluster: Cluster) -> Reservations:
     return cluster.notes.once("reserved", (line, cluster.timing, cluster.served), look).reserved
 
 
-def kept_from(cluster: Cluster, job: JobRecord) -> frozenset[str]:
-    """Nodes that are kept for others who go before this job, and on which it would not have ended in time. A job that
-    runs keeps what it has of them."""
-    kept = reserved(cluster).kept.get(job.uid)
-    return kept.nodes if kept is not None else NO_NODES
+def reserved_for_others(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Nodes that are reserved for others who go before this job, and on which it would not have ended in time. A job
+    that runs keeps what it has of them."""
+    theirs = reserved(cluster).for_others.get(job.uid)
+    return theirs.nodes if theirs is not None else NO_NODES
 
 
-def kept_for(cluster: Cluster, job: JobRecord, node: Candidate) -> Candidate:
-    """A kept node as a candidate for this job: ``out``, with the name of the job that it is kept for. Unchanged if the
-    node could not run the job anyway."""
+def as_reserved(cluster: Cluster, job: JobRecord, node: Candidate) -> Candidate:
+    """A reserved node as a candidate for this job: ``out``, with the name of the job that it is reserved for. Unchanged
+    if the node could not run the job anyway."""
     if node.standing not in ("fit", "pending"):
         return node
     now = reserved(cluster)
-    other = next(now.found[i] for i in now.kept[job.uid].by if node.node in now.found[i].nodes)
-    return replace(node, standing="out", why=f"{node.node} is kept for job {other.name}", devices=())
+    other = next(now.found[i] for i in now.for_others[job.uid].by if node.node in now.found[i].nodes)
+    return replace(node, standing="out", why=f"{node.node} is reserved for job {other.name}", devices=())
 
 
 def reservation_of(cluster: Cluster, job: JobRecord) -> Reservation | None:
@@ -103,10 +103,10 @@ def reservation_of(cluster: Cluster, job: JobRecord) -> Reservation | None:
     return found if found is not None and not found.lapses else None
 
 
-def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, KeptNodes], int]:
+def _for_others(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, ReservedNodes], int]:
     """Job (uid) to the nodes that it must leave to reservations before it; and the served time up to which this
     holds."""
-    line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
+    line, out, sets = places(cluster), dict[str, ReservedNodes](), dict[tuple[int, ...], ReservedNodes]()
     before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one) for i, one in enumerate(found)]
     made_for = {one.uid for one in found if is_favoured(cluster, cluster.jobs[one.uid])}
     until, concerns = UNKNOWN, dict[str, list[tuple[int, int, tuple[int, int], Reservation]]]()
@@ -130,19 +130,19 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
             key = tuple(by)
             if key not in sets:
                 aside = tuple((found[i].queue, found[i].needs) for i in by if found[i].queue)
-                sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key, aside=aside)
+                sets[key] = ReservedNodes(frozenset().union(*(found[i].nodes for i in by)), key, aside=aside)
             out[uid] = sets[key]
             if cluster.served < (back := _comes_back(job)) and job.generation is not None:
                 given = tuple(
                     (found[i].queue, found[i].needs) for i in by if found[i].queue and found[i].uid in made_for
                 )
-                out[uid] = KeptNodes(sets[key].nodes.difference(job.generation.members), key, uid, aside=given)
+                out[uid] = ReservedNodes(sets[key].nodes.difference(job.generation.members), key, uid, aside=given)
                 until = min(until, back - 1)
     return out, until
 
 
 def _is_owed(cluster: Cluster, job: JobRecord) -> bool:
-    """It runs on too few nodes, and others have left some for it: kept for one that waits, these would be of use to
+    """It runs on too few nodes, and others have left some for it: reserved for one that waits, these would be of use to
     nobody, and who left them would take them again."""
     return is_given(cluster, job) and len(survivors(cluster, job)) < job.control.target
 

@@ -1,9 +1,9 @@
-"""Who gets a reservation: which nodes are kept for it, and until when.
+"""Who gets a reservation: which nodes are reserved for it, and until when.
 
 The first gang that lacks nodes gets one. Its start is the earliest time at which enough nodes are free, computed from
 the time limits of the jobs that hold them; it is unknown if one of these jobs has no limit. Of the nodes that are free
-by then, those that become free last are reserved, so that few idle nodes are kept. If what a gang lacks is not nodes
-but what a queue's capability leaves, that queue keeps as much for it instead, in the same way. Who has to leave them is
+by then, those that become free last are reserved, so that few idle ones are. If what a gang lacks is not nodes but what
+a queue's capability leaves, that queue reserves as much for it instead, in the same way. Who has to leave them is
 ``reservations.py``'s.
 """
 
@@ -34,7 +34,7 @@ next gang in line gets the reservation. If there are more of them, there is no r
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that are kept for one job."""
+    """Nodes that are reserved for one job."""
 
     uid: str
     name: str
@@ -45,14 +45,14 @@ class Reservation:
     after: tuple[str, ...] = ()
     """Names of the jobs that leave last, the oldest first; of an unknown start those without a time limit."""
     lapses: int = 0
-    """If the job lacks nothing, and nodes only get ready for it: the served time (ms) until which this is kept. 0: as
+    """If the job lacks nothing, and nodes only get ready for it: the served time (ms) until which this holds. 0: as
     long as it lacks something."""
     first: bool = True
-    """No job that may start at all is before it in line; of those of its queue, if that keeps something for it."""
+    """No job that may start at all is before it in line; of those of its queue, if that reserves something for it."""
     queue: str = ""
-    """If a capability is in the job's way: that queue keeps what the job needs of it, and there are no ``nodes``."""
+    """If a capability is in the job's way: that queue reserves what the job needs of it, and there are no ``nodes``."""
     needs: Resources = NO_USE
-    """What the queue keeps."""
+    """What the queue reserves."""
 
 
 def of_nodes(cluster: Cluster) -> Iterable[Reservation]:
@@ -170,7 +170,7 @@ def _left(cluster: Cluster, name: str) -> int:
 
 
 def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
-    """What a queue keeps of its capability for a job that its other jobs are in the way of."""
+    """What a queue reserves of its capability for a job that its other jobs are in the way of."""
     needs = least(cluster, job.sized_before)
     cap, leave, by_job = cluster.queues.by_name[name].capability.stated, departures(cluster, job), used(cluster)
     holders = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
@@ -188,7 +188,7 @@ def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
 def _reservation(
     cluster: Cluster, waiting: Waiting, taken: frozenset[str], before: Sequence[str]
 ) -> Reservation | None:
-    """``before``: jobs (uids) for which the nodes in ``taken`` are kept."""
+    """``before``: jobs (uids) for which the nodes in ``taken`` are reserved."""
     what = f"reservation:{' '.join([*before, waiting.job.uid])}"
     return cluster.once(what, lambda _before: _reserve(cluster, waiting, taken), size=len(cluster.nodes) // 8)
 

@@ -117,7 +117,7 @@ class PlaceRoom:
                         break
                     given.add((donor.uid, member.node))
         for donor in donors:
-            rest = [m for m in ledger.kept(donor, back) if (donor.uid, m.node) not in given]
+            rest = [m for m in ledger.remaining(donor, back) if (donor.uid, m.node) not in given]
             if any(ledger.fits(job, m.node, donor.uid) for m in rest):
                 use = together(books.use_on(donor, m.node) for m in rest)
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))

@@ -71,7 +71,7 @@ def _provide_places(ledger: NodeLedger, job: JobRecord) -> bool:
     ledger.search(job).limit(ledger.barring(job), anywhere=False)
     done = PlaceRoom(ledger, job).provide()
     if not done:
-        ledger.keep_capability(job)
+        ledger.reserve_capability(job)
     return done
 
 
@@ -105,7 +105,7 @@ def _near(ledger: NodeLedger, job: JobRecord, lack: int, failed: Collection[str]
         for donor in ledger.donors(job, needs):
             able = [
                 m.node
-                for m in ledger.kept(donor)
+                for m in ledger.remaining(donor)
                 if ledger.fits(job, m.node, donor.uid)
                 and plan.may_lose(donor, ledger.books.use_on(donor, m.node), job, needs, owns, rounded=search.rounded)
             ]
@@ -137,7 +137,7 @@ def _provide_any(ledger: NodeLedger, job: JobRecord, lack: int, *, whole: bool) 
         return True
     if inside and allowed > len(idle) and _make_start(ledger, job, lack, idle, allowed, ""):
         return True
-    ledger.keep_capability(job)
+    ledger.reserve_capability(job)
     return False
 
 

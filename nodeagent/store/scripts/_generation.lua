@@ -236,7 +236,7 @@ end
 -- generation named (set).
 local function leave_generation(job, idle)
   declare_lost(job, A.lost, A.by)
-  count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
+  count_fault(job, A.spend, not A.planned and not A.steps_saved, A.lost)
   if idle then
     count_idle(job)
   end

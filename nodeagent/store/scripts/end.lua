@@ -1,5 +1,5 @@
--- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace, kept,
--- delay_ms, control? (JSON), by_policy, wall, by
+-- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace,
+-- steps_saved, delay_ms, control? (JSON), by_policy, wall, by
 
 local SKEW = 7200 -- seconds; as in plan/queueing/dependencies.py
 

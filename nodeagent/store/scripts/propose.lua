@@ -1,6 +1,6 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost
--- (sorted), cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, failsafe members (node to JSON life),
--- by, claims (queues), read
+-- (sorted), cause, reason, spend?, planned, steps_saved, grace (JSON), form_ms, outside, failsafe members
+-- (node to JSON life), by, claims (queues), read
 local WAKE_EACH, CORDON_BYTES = 64, 4194304
 
 -- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.

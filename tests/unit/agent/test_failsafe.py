@@ -13,7 +13,7 @@ from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
-from nodeagent.plan.pods.actions import Keep
+from nodeagent.plan.pods.actions import SetFailsafeMembers
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreUnavailableError
@@ -188,15 +188,15 @@ OTHERS = {n: life(n) for n in ("n1", "n2", "n4")}
 NO = "is having the failsafe members replaced"
 
 
-def replacement(expect: tuple[str, ...] = FAILSAFE_MEMBERS) -> Keep:
-    return Keep(UID, TOKEN, {n: life(n) for n in expect}, OTHERS, "n3 is gone")
+def replacement(expect: tuple[str, ...] = FAILSAFE_MEMBERS) -> SetFailsafeMembers:
+    return SetFailsafeMembers(UID, TOKEN, {n: life(n) for n in expect}, OTHERS, "n3 is gone")
 
 
-async def refused(_action: Keep) -> bool:
+async def refused(_action: SetFailsafeMembers) -> bool:
     return False
 
 
-async def lost(_action: Keep) -> bool:
+async def lost(_action: SetFailsafeMembers) -> bool:
     raise StoreUnavailableError("no reply")
 
 
@@ -210,12 +210,12 @@ def test_while_the_failsafe_members_are_being_replaced_nothing_is_lent_under_the
         b = bench()
         calls: list[str] = []
 
-        async def send(_action: Keep) -> bool:
+        async def send(_action: SetFailsafeMembers) -> bool:
             calls.append(b.words.known[-1][UID].refuses)
             b.cluster = make_cluster(b.cluster.nodes.values(), running(tuple(OTHERS)))
             return True
 
-        assert await b.failsafe.replace_failsafe_members(replacement(), send)
+        assert await b.failsafe.set_failsafe_members(replacement(), send)
         assert calls == [NO]
         assert refuses(b) == "", "it lends under the new ones"
 
@@ -225,7 +225,7 @@ def test_while_the_failsafe_members_are_being_replaced_nothing_is_lent_under_the
 def test_a_refused_replacement_leaves_it_a_failsafe_member_as_before() -> None:
     async def scenario() -> None:
         b = bench()
-        assert not await b.failsafe.replace_failsafe_members(replacement(), refused)
+        assert not await b.failsafe.set_failsafe_members(replacement(), refused)
         assert refuses(b) == ""
 
     play(scenario())
@@ -236,9 +236,9 @@ def test_a_replacement_of_which_nothing_was_received_may_have_happened() -> None
         b = bench()
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
-                await b.failsafe.replace_failsafe_members(replacement(), lost)
+                await b.failsafe.set_failsafe_members(replacement(), lost)
             assert refuses(b) == NO
-        await b.failsafe.replace_failsafe_members(replacement(), refused)
+        await b.failsafe.set_failsafe_members(replacement(), refused)
         assert refuses(b) == NO, "the first request may still be under way"
         b.cluster = make_cluster(b.cluster.nodes.values(), running(number=2))
         assert refuses(b) == "", "another generation is another matter"
@@ -249,17 +249,17 @@ def test_a_replacement_of_which_nothing_was_received_may_have_happened() -> None
 def test_what_was_lent_since_it_was_planned_comes_first() -> None:
     async def scenario() -> None:
         b = bench()
-        sent: list[Keep] = []
+        sent: list[SetFailsafeMembers] = []
 
-        async def send(action: Keep) -> bool:
+        async def send(action: SetFailsafeMembers) -> bool:
             sent.append(action)
             return True
 
         b.words.promised = Promises("b", 0.0, True, {UID: b.clock.now() + 1.0})
-        assert not await b.failsafe.replace_failsafe_members(replacement(), send)
+        assert not await b.failsafe.set_failsafe_members(replacement(), send)
         assert (sent, refuses(b)) == ([], "")
         await asyncio.sleep(1.01)
-        assert await b.failsafe.replace_failsafe_members(replacement(), send)
+        assert await b.failsafe.set_failsafe_members(replacement(), send)
         assert sent == [replacement()]
 
     play(scenario())

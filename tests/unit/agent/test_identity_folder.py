@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.identity import Identity, IdentityError, NotKeptError, NotOurFolderError, check, own
+from nodeagent.agent.identity import Identity, IdentityError, IdentityNotSavedError, NotOurFolderError, check, own
 from nodeagent.ctl import client
 from nodeagent.ctl.terminal import NoAgentError
 from nodeagent.model.node import Incarnation
@@ -82,7 +82,7 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "agent.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotKeptError, match="symbolic"):
+    with pytest.raises(IdentityNotSavedError, match="symbolic"):
         Identity(tmp_path / "run", "boot", None, "n1").take()
 
 
@@ -95,7 +95,8 @@ def test_a_full_folder_is_named_and_the_life_is_kept_once_there_is_room(small_di
         while True:
             file.write(b"x" * 4096)
     for begin in (identity.take, identity.take, identity.renew):  # the lock is free for the next try
-        with pytest.raises(NotKeptError, match=rf"{small_disk}/run/life\.json: No space left on device; .*df -h"):
+        where = rf"{small_disk}/run/life\.json: No space left on device; .*df -h"
+        with pytest.raises(IdentityNotSavedError, match=where):
             begin()
     (small_disk / "filled").unlink()
     assert identity.take() == Incarnation(life=first.life, start=2)

@@ -65,7 +65,7 @@ def test_a_run_folder_without_room_is_tried_again(tmp_path: Path) -> None:
     code = f"""
 from nodeagent.agent import identity, main, serve
 async def full(*_):
-    raise identity.NotKeptError("it cannot be kept")
+    raise identity.IdentityNotSavedError("it cannot be kept")
 serve.serve = full
 main.main(["run", "--config", {str(file)!r}])
 """

@@ -429,7 +429,7 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
     clock = Clock()
     server, kept = Server(clock.now), await kept_by_another_process()
     lease = make_lease(tmp_path, clock, HereStore(server), "reborn")
-    lease.kept, lease.regroup = kept, 60.0
+    lease.from_disk, lease.regroup = kept, 60.0
     for _ in range(2):
         with pytest.raises(StoreRefusedError) as refused:
             await lease.join()
@@ -445,7 +445,7 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
     await lease.join()
     await lease.beat()
     await lease.join()
-    assert lease.kept is None
+    assert lease.from_disk is None
 
 
 async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
     await bench.join("n2", timing=TIMING)
     await bench.submit("u9", "theirs")
     lease = make_lease(tmp_path, clock, HereStore(server), "x")
-    lease.kept, lease.regroup = replace(await kept_by_another_process(), cluster_uid="another"), 60.0
+    lease.from_disk, lease.regroup = replace(await kept_by_another_process(), cluster_uid="another"), 60.0
     await lease.join()
     assert lease.joined
     assert set(server.state.jobs) == {"u9"}

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from nodeagent.agent.published import dated, held, kept_verdicts, pod_states, readiness, refused_by_clock
+from nodeagent.agent.published import dated, held, pod_states, readiness, refused_by_clock, standing_verdicts
 from nodeagent.model.job import Admission
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodPhase, PodState, WorkerState
@@ -58,7 +58,7 @@ def test_a_node_that_refuses_a_job_by_its_clock_says_so(
     assert (found[UID].state, found[UID].passing, found[UID].clock) == ("unfit", True, True)
     node = make_node("n1", ready=found)
     assert f"n1 cannot run it: {found[UID].reason}" == candidate(make_cluster([node], job), job, node).why
-    assert kept_verdicts(make_cluster([node], job), "n1", {}) == {}, "it ends with the refusal"
+    assert standing_verdicts(make_cluster([node], job), "n1", {}) == {}, "it ends with the refusal"
     runs = make_job("running", make_generation(["n1", "n2"])).model_copy(update={"admission": admission})
     member = replace(make_cluster(nodes, runs), refused={UID: Refusal(kind, "no", True)})
     assert refused_by_clock(member, "n1") == {}

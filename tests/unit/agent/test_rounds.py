@@ -113,9 +113,6 @@ class Me:
     async def beat(self) -> None:
         self.beats += 1
 
-    def keeps_steps(self, uid: str) -> bool:
-        return False
-
 
 async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
     """A beat comes between the first and the second of one round: what it brought nobody has counted."""

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.agent import savedview
 from nodeagent.agent.recovery import Known
-from nodeagent.agent.savedview import ENDED_KEPT, FileDisk, Writing
+from nodeagent.agent.savedview import MOST_ENDED, FileDisk, Writing
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.model.usage import UsageDay, UsageRow
@@ -134,11 +134,11 @@ def test_rubbish_is_reported_and_not_believed(data: bytes) -> None:
 
 
 def test_of_the_ended_jobs_only_the_newest_are_kept() -> None:
-    ended = [job(f"e{n}").model_copy(update={"phase": "stopped", "ended": float(n)}) for n in range(ENDED_KEPT + 3)]
+    ended = [job(f"e{n}").model_copy(update={"phase": "stopped", "ended": float(n)}) for n in range(MOST_ENDED + 3)]
     live = job("live")
     known, _ = writing().unpack(writing().pack(view(*ended, live)))
     assert known is not None
-    assert {j.uid for j in known.jobs} == {"live"} | {f"e{n}" for n in range(3, ENDED_KEPT + 3)}
+    assert {j.uid for j in known.jobs} == {"live"} | {f"e{n}" for n in range(3, MOST_ENDED + 3)}
 
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,13 +242,13 @@ def test_after_a_doubt_the_whole_is_written() -> None:
 
 
 async def test_the_file_is_replaced_whole_and_is_private(tmp_path: Path) -> None:
-    disk = FileDisk(tmp_path / "state" / "jobs.kept")
+    disk = FileDisk(tmp_path / "state" / "view.saved")
     assert disk.read() is None
     await disk.write(b"one")
     await disk.write(b"two")
     assert disk.read() == b"two"
-    assert [p.name for p in (tmp_path / "state").iterdir()] == ["jobs.kept"]
-    assert stat.S_IMODE((tmp_path / "state" / "jobs.kept").stat().st_mode) == 0o600
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["view.saved"]
+    assert stat.S_IMODE((tmp_path / "state" / "view.saved").stat().st_mode) == 0o600
 
 
 async def test_it_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ async def test_it_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
-    await FileDisk(tmp_path / "jobs.kept").write(b"one")
+    await FileDisk(tmp_path / "view.saved").write(b"one")
     assert done == ["file", "name", "folder"]
 
 
@@ -277,7 +277,7 @@ async def test_what_is_added_is_on_the_disk_before_it_counts(tmp_path: Path, mon
         synced.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    disk = FileDisk(tmp_path / "jobs.kept")
+    disk = FileDisk(tmp_path / "view.saved")
     await disk.write(b"one")
     monkeypatch.setattr(os, "fsync", sync)
     await disk.append(b" two")
@@ -288,7 +288,7 @@ async def test_what_is_added_is_on_the_disk_before_it_counts(tmp_path: Path, mon
 
 @pytest.mark.parametrize("change", ["written", "replaced", "removed", "linked"])
 async def test_nothing_is_added_to_what_somebody_else_wrote(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "jobs.kept"
+    path = tmp_path / "view.saved"
     disk = FileDisk(path)
     with pytest.raises(OSError, match="No such file"):
         await disk.append(b"x")
@@ -314,9 +314,9 @@ async def test_nothing_is_added_to_what_somebody_else_wrote(tmp_path: Path, chan
 
 
 async def test_what_cannot_be_written_is_an_error_and_leaves_the_old(tmp_path: Path) -> None:
-    disk = FileDisk(tmp_path / "jobs.kept")
+    disk = FileDisk(tmp_path / "view.saved")
     await disk.write(b"one")
-    (tmp_path / "jobs.kept.new").mkdir()
+    (tmp_path / "view.saved.new").mkdir()
     with pytest.raises(OSError, match="directory"):
         await disk.write(b"two")
     assert disk.read() == b"one"
@@ -326,7 +326,7 @@ async def test_a_disk_that_hangs_holds_up_one_thread_only(tmp_path: Path, monkey
     release, before = threading.Event(), set(threading.enumerate())
     monkeypatch.setattr(savedview, "PATIENCE", 0.05)
     monkeypatch.setattr(FileDisk, "_put", lambda disk, data: release.wait(10))
-    disk = FileDisk(tmp_path / "jobs.kept")
+    disk = FileDisk(tmp_path / "view.saved")
     try:
         with pytest.raises(OSError, match="has not answered"):
             await disk.write(b"one")

@@ -53,7 +53,7 @@ class Disk:
 
     def keep_damaged(self) -> str:
         self.kept.append(self.writes[-1])
-        return "jobs.kept.damaged"
+        return "view.saved.damaged"
 
     async def append(self, data: bytes) -> None:
         await self.write(self.writes[-1] + data)
@@ -225,7 +225,7 @@ async def test_what_cannot_be_read_is_kept_and_does_not_end_the_agent(damage: st
         known = scene.start().load()
     assert [job.uid for job in known.jobs] == ["a"] if known is not None else damage != "a line"
     assert scene.disk.kept == [scene.disk.writes[-1]]
-    assert [log["kept"] for log in logs if log["log_level"] == "error"] == ["jobs.kept.damaged"]
+    assert [log["damaged_copy"] for log in logs if log["log_level"] == "error"] == ["view.saved.damaged"]
 
 
 async def test_what_can_be_read_is_not_kept_as_damaged() -> None:

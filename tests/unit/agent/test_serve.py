@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.agent import serve
-from nodeagent.agent.identity import Identity, IdentityError, LockHeldError, NotKeptError
+from nodeagent.agent.identity import Identity, IdentityError, IdentityNotSavedError, LockHeldError
 from nodeagent.agent.serve import claim_logs, take_in_turn
 from nodeagent.model.node import Incarnation
 
@@ -96,7 +96,7 @@ class Full(Identity):
     def take(self) -> Incarnation:
         self.tries += 1
         if self.tries < 3:
-            raise NotKeptError("No space left")
+            raise IdentityNotSavedError("No space left")
         return super().take()
 
 
@@ -108,7 +108,7 @@ async def test_a_run_folder_that_is_full_for_a_moment_is_waited_for(
     assert identity.incarnation.start == 1
     identity.release()
     monkeypatch.setattr(serve, "HELD_LIMIT", -1.0)
-    with pytest.raises(NotKeptError, match="No space left"):
+    with pytest.raises(IdentityNotSavedError, match="No space left"):
         await take_in_turn(Full(tmp_path / "run", "boot-1", None, "n1"))
 
 

@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, VERSION, Kept, Machine, Monitor, OwnWork, load_memory, save_memory
+from nodeagent.hardware.monitor import VERIFY, VERSION, Machine, Monitor, OwnWork, SavedHealth, load_memory, save_memory
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes.process import NotUnderstoodError
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
@@ -253,7 +253,8 @@ async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Pa
 HOST = {
     "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "nvswitches": False,
     "imex": None, "kernel_log": "",
-    "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
+    "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None,
+    "clock_synchronised": None,
 }  # fmt: skip
 
 
@@ -467,10 +468,10 @@ async def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(
     [log] = logs
     assert log["event"].startswith("what was known of this node's health is lost: devices")
     if text is None:
-        assert (log["file"], log["kept"]) == (str(file), "nowhere (Operation not permitted)")
+        assert (log["file"], log["damaged_copy"]) == (str(file), "nowhere (Operation not permitted)")
     else:
-        assert (log["file"], log["kept"]) == (str(file), f"{file}.damaged")
-        save_memory(file, Kept())
+        assert (log["file"], log["damaged_copy"]) == (str(file), f"{file}.damaged")
+        save_memory(file, SavedHealth())
         assert file.with_name("health.json.damaged").read_text() == text
 
 
@@ -487,7 +488,7 @@ async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> Non
         shutil.rmtree(folder)
         one.kernel(48, BUS["GPU-a"])
         await one.monitor.save()
-    assert [log["why"] for log in logs if log["event"] == "verdicts cannot be kept"] == [os.strerror(ENOENT)] * 2
+    assert [log["why"] for log in logs if log["event"] == "verdicts cannot be saved"] == [os.strerror(ENOENT)] * 2
 
 
 class HungDisk(Monitor):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.hardware.judging.judge import JudgeMemory, Repair
-from nodeagent.hardware.monitor import Kept, load_memory, save_memory
+from nodeagent.hardware.monitor import SavedHealth, load_memory, save_memory
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu
@@ -23,14 +23,14 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     memory = JudgeMemory(
         (VERDICT,), (DeviceEvent("xid", 2.0, "GPU-a", 79, "line", 3),), (Repair("GPU-a", "x", "reboot", 1.0),), 5.0
     )
-    kept = Kept(memory, "b", ("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",), record=7)
+    kept = SavedHealth(memory, "b", ("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",), record=7)
     save_memory(tmp_path / "health.json", kept)
     assert load_memory(tmp_path / "health.json") == kept
     assert [p.name for p in tmp_path.iterdir()] == ["health.json"]
 
 
 def test_without_a_file_nothing_is_remembered(tmp_path: Path) -> None:
-    assert load_memory(tmp_path / "health.json") == Kept()
+    assert load_memory(tmp_path / "health.json") == SavedHealth()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "verdicts": [{"rule": 1}]}', "[]"])
@@ -51,7 +51,7 @@ def test_values_of_wrong_kinds_are_named(key: str, tmp_path: Path) -> None:
     """None of them is taken, to fail in a judgement later."""
     file = tmp_path / "health.json"
     memory = JudgeMemory((VERDICT,), (DeviceEvent("xid", 2.0),), (Repair("GPU-a", "x", "reboot", 1.0),))
-    save_memory(file, Kept(memory, devices={"v": (Gpu(uuid="u", index=0, name="n"),)}))
+    save_memory(file, SavedHealth(memory, devices={"v": (Gpu(uuid="u", index=0, name="n"),)}))
     whole = file.read_text()
     *path, last = key.split(".")
     named = 0

@@ -313,7 +313,7 @@ def test_kueue_as_few_as_possible_are_preempted() -> None:
 
 def test_kueue_strict_and_best_effort_fifo() -> None:
     """An older job that does not fit holds up all younger ones (``StrictFIFO``), or none (``BestEffortFIFO``), and may
-    starve. Here what is idle is kept for it (ADR 66), unless it could not start on an empty cluster."""
+    starve. Here what is idle is reserved for it (ADR 66), unless it could not start on an empty cluster."""
     site = Site(4, Queue(name="q"))
     site.submit("q", "runs", 3)
     site.settle()
@@ -321,7 +321,7 @@ def test_kueue_strict_and_best_effort_fifo() -> None:
     site.submit("q", "small", 1)
     site.settle()
     assert (site.size("large"), site.size("small")) == (0, 0)
-    assert "kept for job large" in site.why("small")
+    assert "reserved for job large" in site.why("small")
     site = Site(4, Queue(name="q"))
     site.submit("q", "runs", 3)
     site.settle()

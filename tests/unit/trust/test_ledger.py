@@ -60,7 +60,7 @@ def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
             assert FileLedger(path).load() == Remembered()
         assert logs[0]["log_level"] == "error"
         assert logs[0]["file"] == str(path)
-        assert Path(logs[0]["kept"]).read_text() == text
+        assert Path(logs[0]["damaged_copy"]).read_text() == text
 
 
 async def test_one_that_cannot_be_read_now_is_not_empty(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ GOOD = GpuReading(
 HOST = HostReading(
     memory_available=0.5, fabric_manager=True, nvswitches=True, imex=True, kernel_log="", memory_pressure=0.0,
     io_pressure=0.0,
-    files_used=0.1, processes_used=0.1, clock_kept=True,
+    files_used=0.1, processes_used=0.1, clock_synchronised=True,
 )  # fmt: skip
 NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
 NPUS = AcceleratorReading("ascend", devices=(NPU,), expected=("ascend-a",))
@@ -154,7 +154,7 @@ CASES = [
     ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
     ("host.handles", host(files_used=0.91), host(files_used=0.9)),
     ("host.handles", host(processes_used=0.91), host(files_used=None, processes_used=None)),
-    ("host.clock", host(clock_kept=False), host(clock_kept=None)),
+    ("host.clock", host(clock_synchronised=False), host(clock_synchronised=None)),
     ("accelerator.silent", npus(problem="ascend: npu-smi hangs"), npus(devices=None)),
     ("accelerator.problem", npus(problem="ascend: npu-smi hangs"), npus(devices=None)),
     ("accelerator.missing", npus(expected=("ascend-a", "ascend-b")), npus(devices=None, expected=("ascend-b",))),

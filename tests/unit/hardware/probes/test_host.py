@@ -12,7 +12,7 @@ from nodeagent.hardware.probes.host import (
     LATE,
     FolderProbe,
     Ports,
-    clock_kept,
+    clock_synchronised,
     fabric_manager,
     handles,
     imex,
@@ -77,7 +77,7 @@ def test_pressure_and_handles_of_this_kernel_and_of_one_that_tells_nothing(tmp_p
     assert handles(str(tmp_path)) == {"files_used": 0.9, "processes_used": 0.95}
     found = handles("/proc")
     assert found["files_used"] is None or 0 <= found["files_used"] <= 1
-    assert clock_kept() in (True, False, None)
+    assert clock_synchronised() in (True, False, None)
 
 
 @pytest.mark.parametrize("text", ["", "full", "full avg60=", "full avg60=x total=1", "\x00"])

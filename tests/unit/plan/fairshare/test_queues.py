@@ -265,7 +265,7 @@ def test_a_job_over_the_capability_waits_and_holds_up_no_other_queue() -> None:
     assert explain(found, one, WALL) == decide(found, one, WALL).why
     assert place(found, one).missing.startswith("needs 2 nodes, 1 fit: queue a may use 3 slots and has 2 in use; this")
     assert isinstance(decide(found, two, WALL).step, Propose)
-    assert decide(found, three, WALL).why[0].startswith("queue a keeps 2 slots for job one")
+    assert decide(found, three, WALL).why[0].startswith("queue a reserves 2 slots for job one")
 
 
 def test_a_capability_above_counts_for_all_below() -> None:

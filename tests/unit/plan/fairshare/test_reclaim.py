@@ -181,7 +181,7 @@ def test_nobody_grows_into_what_was_given_up_for_one_that_gets_ready(made_for: t
     decision = decide(view, view.jobs["u-a1"], WALL)
     assert isinstance(decision.step, Propose) == grows, decision
     if not grows:
-        assert "kept for job b1" in decision.why[0]
+        assert "reserved for job b1" in decision.why[0]
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -627,7 +627,7 @@ def test_who_has_failed_does_not_come_back_into_what_was_given_up(made_for: tupl
 def test_nobody_borrows_what_a_queue_keeps() -> None:
     jobs = job("a1", 2, [1, 2]), auto("a2", [3]).model_copy(update={"order": 1})
     assert transfers(cluster(8, TEAM, *jobs)).takes == {"u-a2": ("n4",)}
-    assert transfers(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are kept for b1"
+    assert transfers(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are reserved for b1"
 
 
 def test_queues_share_what_they_may_have_together() -> None:

@@ -17,7 +17,7 @@ from nodeagent.model.world import CauseKind, Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import gone_nodes
-from nodeagent.plan.pods.actions import Keep, SendAck, Start
+from nodeagent.plan.pods.actions import SendAck, SetFailsafeMembers, Start
 from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle, phase_may_become
@@ -262,7 +262,7 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
         for action in plan_pods(cluster, node, record.incarnation, statuses, 2):
             assert action.why
             status, job = statuses.get(action.uid), cluster.jobs[action.uid]
-            assert isinstance(action, Keep) or status is None or status.phase != "unknown"
+            assert isinstance(action, SetFailsafeMembers) or status is None or status.phase != "unknown"
             if isinstance(action, Start):
                 assert status is not None
                 assert job.generation is not None
@@ -295,7 +295,7 @@ def test_what_is_steady_no_passing_of_time_changes_before_its_end(cluster: Clust
 @REPEATABLE
 @given(clusters(), st.sampled_from([1, 5_000, 61_000, 10**9]))
 def test_what_a_node_does_for_its_pods_does_not_depend_on_the_time(cluster: Cluster, later: int) -> None:
-    """So a plan may be kept (``agent/rounds.py``); what is kept for others may lapse, and is looked at there."""
+    """So a plan may be kept (``agent/rounds.py``); what is reserved for others may lapse, and is looked at there."""
     then = at_another_time(cluster, later)
     assume(reserved(then) == reserved(cluster))
     for node in cluster.nodes.values():

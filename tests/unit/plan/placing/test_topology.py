@@ -31,7 +31,7 @@ NEW = PastPlaces()
 def found(
     of: GangLayout, want: int, *, least: int = 1, past: PastPlaces = NEW, pool: Sequence[Sequence[str]] = ()
 ) -> str:
-    groups = pool or [[n for n in of.paths if n not in past.kept]]
+    groups = pool or [[n for n in of.paths if n not in past.staying]]
     return " ".join(gather(groups, want, least, of, past))
 
 
@@ -75,7 +75,7 @@ def test_of_equal_domains_the_one_that_gets_ready_already() -> None:
 
 def test_survivors_stay_and_who_replaces_a_lost_one_is_its_neighbour() -> None:
     of = gang({"a1": "n1 n2 n3", "a2": "n4 n5 n6", "b1": "n7 n8 n9"})
-    past = PastPlaces(members=("n1", "n2", "n4", "n5"), kept=("n1", "n2", "n5"))
+    past = PastPlaces(members=("n1", "n2", "n4", "n5"), staying=("n1", "n2", "n5"))
     pool = [["n3", "n6", "n7"]]
     assert found(of, 4, past=past, pool=pool) == "n1 n2 n5 n6"  # n4 was lost, in rack a2
     assert found(of, 5, past=past, pool=pool) == "n1 n2 n5 n6 n3"  # and one more where most of them are
@@ -85,7 +85,7 @@ def test_survivors_stay_and_who_replaces_a_lost_one_is_its_neighbour() -> None:
 
 def test_survivors_of_a_gang_within_a_domain_stay_while_it_holds_as_many() -> None:
     of = gang({"a1": "n1 n2 n3 n4", "b1": "n5 n6 n7", "b2": "n8 n9"}, within=2)
-    past = PastPlaces(members=("n1", "n2", "n3"), kept=("n1", "n2"))
+    past = PastPlaces(members=("n1", "n2", "n3"), staying=("n1", "n2"))
     assert found(of, 3, past=past, pool=[["n4", "n5", "n6", "n7"]]) == "n1 n2 n4"
     assert found(of, 3, past=past, pool=[["n5", "n6", "n7"]]) == "n5 n6 n7"  # it moves as a whole
     assert found(of, 3, past=past, pool=[["n8", "n9"]]) == "n1 n2"  # nobody has more: it goes on smaller
@@ -106,7 +106,7 @@ def test_segments_lie_each_in_one_of_the_smallest_domains() -> None:
 
 def test_a_segment_is_filled_up_where_it_is_or_goes_elsewhere_as_a_whole() -> None:
     of = gang({"a1": "n1 n2 n3", "a2": "n4 n5", "b1": "n6 n7"}, segment=2)
-    past = PastPlaces(members=("n1", "n2", "n4", "n5"), kept=("n1", "n4", "n5"))
+    past = PastPlaces(members=("n1", "n2", "n4", "n5"), staying=("n1", "n4", "n5"))
     assert found(of, 4, past=past, pool=[["n3", "n6", "n7"]]) == "n1 n3 n4 n5"
     assert found(of, 4, past=past, pool=[["n6", "n7"]]) == "n4 n5 n6 n7"
     assert found(of, 4, past=past, pool=[["n6"]]) == "n4 n5"
@@ -153,7 +153,7 @@ def test_hard_rules_are_never_broken_and_survivors_stay_when_they_may(
     first = gather([list(paths)], want, least, of, PastPlaces())
     able = [n for i, n in enumerate(paths) if i not in lost]
     past = PastPlaces(tuple(first), tuple(n for n in first if n in able))
-    second = gather([[n for n in able if n not in past.kept]], want, least, of, past)
+    second = gather([[n for n in able if n not in past.staying]], want, least, of, past)
     for nodes, pool in ((first, list(paths)), (second, able)):
         assert len(set(nodes)) == len(nodes) <= want
         assert set(nodes) <= set(pool)
@@ -168,7 +168,7 @@ def test_hard_rules_are_never_broken_and_survivors_stay_when_they_may(
     if not segment:
         _smallest(paths, first, want, within)
     if not within and not segment:
-        assert set(past.kept) <= set(second)
+        assert set(past.staying) <= set(second)
         assert len(second) == min(want, len(able))
 
 

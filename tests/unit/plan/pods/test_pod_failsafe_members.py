@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Generation, Token
-from nodeagent.plan.pods.actions import Keep, PodAction, Prepare, Retire, SendAck, Stop
+from nodeagent.plan.pods.actions import PodAction, Prepare, Retire, SendAck, SetFailsafeMembers, Stop
 from nodeagent.plan.pods.pod import RULES, decide_pod, plan_pods
 from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.pods.base import PodStatus, Rendezvous
@@ -164,11 +164,11 @@ STARTED = status("running", generation=OLD, highest=OLD)
 def test_other_failsafe_members_are_chosen_by_one_node_only() -> None:
     job = running("n1", "n2", "n3")
     found = {n: act(job, STARTED if n in ("n1", "n2") else WARM, n, lapsed=("n3",)) for n in NAMES if n != "n3"}
-    expect = Keep(
+    expect = SetFailsafeMembers(
         UID, OLD, {n: life(n) for n in ("n1", "n2", "n3")}, {n: life(n) for n in ("n1", "n2", "n4")},
         "failsafe members are n1, n2, n4",
     )  # fmt: skip
-    assert {n: a for n, a in found.items() if isinstance(a, Keep)} == {"n1": expect}
+    assert {n: a for n, a in found.items() if isinstance(a, SetFailsafeMembers)} == {"n1": expect}
     assert act(job, STARTED, "n1") is None, "all are there"
 
 
@@ -178,12 +178,13 @@ def test_a_node_that_lends_does_not_have_the_failsafe_members_replaced() -> None
 
 def test_a_generation_without_failsafe_members_gets_some_from_its_first_member() -> None:
     found = {n: act(running(), STARTED if n in ("n1", "n2") else WARM, n) for n in NAMES}
-    assert [n for n, a in found.items() if isinstance(a, Keep)] == ["n1"]
+    assert [n for n, a in found.items() if isinstance(a, SetFailsafeMembers)] == ["n1"]
 
 
 def test_a_chooser_whose_pod_is_unfit_chooses_all_the_same() -> None:
     job = make_job("running", make_generation(["n4", "n5"]), failsafe_members=["n1", "n2", "n4"], target=2)
-    assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n4",)), Keep), "no member is one any more"
+    action = act(job, status("unfit"), "n1", unfit=True, lapsed=("n4",))
+    assert isinstance(action, SetFailsafeMembers), "no member is one any more"
 
 
 # --- the order of the rules
@@ -195,14 +196,14 @@ RUNS = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
 @pytest.mark.parametrize(
     ("job", "now", "node", "speak", "decides"),
     [
-        (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end keep", "end"),
+        (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end failsafe", "end"),
         (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form", "form"),
-        (running(), status("running", generation=OLD, workers=RUNS), "n1", "keep", "keep"),
-        (running(), status("gone"), "n1", "run keep", "run"),
-        (ended(), WARM, "n1", "retire keep", "retire"),
+        (running(), status("running", generation=OLD, workers=RUNS), "n1", "failsafe", "failsafe"),
+        (running(), status("gone"), "n1", "run failsafe", "run"),
+        (ended(), WARM, "n1", "retire failsafe", "retire"),
         (ended("n1"), WARM, "n1", "release", "release"),
-        (forming(("n4", "n5"), ("n3",)), status("stuck", generation=OLD), "n3", "end keep", "keep"),
-        (forming(("n4", "n5"), ("n3",)), status("gone"), "n3", "keep prepare", "keep"),
+        (forming(("n4", "n5"), ("n3",)), status("stuck", generation=OLD), "n3", "end failsafe", "failsafe"),
+        (forming(("n4", "n5"), ("n3",)), status("gone"), "n3", "failsafe prepare", "failsafe"),
         (make_job("queued", None), None, "n3", "prepare", "prepare"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_gang_does_not_count_on_what_does_not_come_back() -> None:
     ("queue", "takes"), [(A, 2), (Queue(name="a", guarantee=Amount(nodes=1)), 2), (KEEPS_ALL, 0), (KEEPS, 0)]
 )
 def test_nobody_borrows_a_kept_node_who_would_not_give_it_back(queue: Queue, takes: int) -> None:
-    """b2 waits for the node of b1; the two idle ones are kept for it."""
+    """b2 waits for the node of b1; the two idle ones are reserved for it."""
     borrows, waits = auto("a1", [4]).model_copy(update={"order": 9}), job("b2", 3, order=1)
     view = cluster(4, [queue, B], *ones("b", [1]), borrows, waits)
     assert [one.nodes for one in reserved(view).found] == [{"n1", "n2", "n3"}]

@@ -187,7 +187,7 @@ def test_what_must_hold_of_every_view(
         needs = job.spec.nodes.min
         from_idle = min(free, needs)
         if kept or needs - from_idle > lent:
-            assert not got[job.uid], "never in vain, and not what is kept for a gang before it"
+            assert not got[job.uid], "never in vain, and not what is reserved for a gang before it"
             starts = starts or (kept and needs <= free)  # beside the gang before it, which needs other nodes
             kept = kept or needs <= used + idle
             continue

@@ -274,7 +274,7 @@ def test_it_says_which_jobs_hold_what_it_needs() -> None:
     first, second, kept = explain(cluster, job, WALL)
     assert first.startswith("needs 20 nodes, 0 fit, 4 could get ready: n1 has 0 free worker slots, 1 needed; ")
     assert second == "job big (priority 0) holds n1, n2, n3 and 17 more"
-    assert kept == "n21, n22, n23 and 1 more are kept for it"
+    assert kept == "n21, n22, n23 and 1 more are reserved for it"
 
 
 def test_many_holders_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Reservations: nodes are kept for the gang that is first in line and lacks some; who comes after it uses them only
+"""Reservations: nodes are reserved for the gang that is first in line and lacks some; who comes after it uses them only
 where that does not push it back; and when it starts is said only where time limits say so."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_a_small_job_does_not_take_what_the_first_in_line_lacks() -> None:
     cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2))
     assert decided(cluster, "small") == (
         None,
-        "n3, n4 are kept for job big, which starts by about 01:18 UTC (when job a ends at its time limit)",
+        "n3, n4 are reserved for job big, which starts by about 01:18 UTC (when job a ends at its time limit)",
     )
     assert decided(cluster, "big") == (
         None,
@@ -105,12 +105,12 @@ def test_a_job_that_ends_in_time_starts_there_and_no_later() -> None:
     assert decided(at(cluster, last), "small")[0] == {"n3"}, "whatever was asked before"
 
 
-def test_nodes_that_it_does_not_need_are_open_and_as_few_idle_ones_are_kept_as_can_be() -> None:
+def test_nodes_that_it_does_not_need_are_open_and_as_few_idle_ones_are_reserved_as_can_be() -> None:
     cluster = cluster_of(5, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2), waits("two", 2, 3))
     (found,) = reserved(cluster).found
     assert found.nodes == {"n1", "n2", "n3", "n4"}
     assert decided(cluster, "small")[0] == {"n5"}
-    assert "kept for job big" in decided(cluster, "two")[1]
+    assert "reserved for job big" in decided(cluster, "two")[1]
 
 
 def test_who_is_before_it_in_line_is_not_held_up() -> None:
@@ -133,7 +133,7 @@ def test_a_start_that_no_limit_tells_keeps_what_is_free_and_is_not_guessed() -> 
     (found,) = reserved(cluster).found
     assert (found.start, found.after) == (None, ("svc",))
     assert decided(cluster, "s") == (
-        None, "n4, n5 are kept for job big, which starts when job svc ends (no time limit says when)"
+        None, "n4, n5 are reserved for job big, which starts when job svc ends (no time limit says when)"
     )  # fmt: skip
     assert decided(cluster, "big")[1] == "needs 4 nodes, 2 fit"
     assert heldback.start_estimate(cluster, cluster.jobs["u-big"]) is None
@@ -191,11 +191,11 @@ def of_team(cluster: Cluster, *queues: Queue) -> Cluster:
 def test_small_jobs_do_not_take_what_a_large_one_of_a_full_queue_needs() -> None:
     one, big, small, x = runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2), waits("x", 1, 3)
     cluster = of_team(cluster_of(8, one, big, small, x))
-    why = "queue team keeps 4 nodes for job big, which starts by about 01:18 UTC (when job a ends at its time limit)"
+    why = "queue team reserves 4 nodes for job big, which starts by about 01:18 UTC (when job a ends at its time limit)"
     assert decided(cluster, "small") == (None, why)
     assert decided(cluster, "x")[0] is not None, "another queue"
     assert decided(of_team(cluster_of(8, runs("a", ["n1", "n2"]), big, small)), "small")[1] == (
-        "queue team keeps 4 nodes for job big, which starts when job a ends (no time limit says when)"
+        "queue team reserves 4 nodes for job big, which starts when job a ends (no time limit says when)"
     )
     first = heldback.start_estimate(cluster, cluster.jobs["u-big"])
     assert first is not None
@@ -220,7 +220,7 @@ def test_what_the_large_one_does_not_need_is_open() -> None:
     assert decided(cluster, "two")[0] is None
 
 
-def test_what_becomes_free_is_kept_while_nodes_get_ready_for_it() -> None:
+def test_what_becomes_free_is_reserved_while_nodes_get_ready_for_it() -> None:
     """Else another whose pods are ready would take it."""
     left = make_job(
         "succeeded", make_generation(["n9"], state="ended"), uid="u-l", spec=spec_of(size=(1, 1), name="left")
@@ -234,25 +234,25 @@ def test_what_becomes_free_is_kept_while_nodes_get_ready_for_it() -> None:
         update={"generation": generation.model_copy(update={"since": NOW - 40_000})}
     )
     cluster = replace(cluster, nodes=slow, jobs={**cluster.jobs, "u-l": recent}, notes=Notes())
-    assert decided(cluster, "small") == (None, "queue team keeps 2 nodes for job first, which gets ready")
+    assert decided(cluster, "small") == (None, "queue team reserves 2 nodes for job first, which gets ready")
     lapsed = at(cluster, NOW - 40_000 + GRACE * 1000 + int(GIVE_WAY * 1000))
     assert decided(lapsed, "small")[0] is not None, "not for ever"
 
 
-def test_nothing_is_kept_for_one_that_could_never_start() -> None:
+def test_nothing_is_reserved_for_one_that_could_never_start() -> None:
     one, small = runs("a", ["n1", "n2"], 60), waits("small", 1, 2)
     assert decided(of_team(cluster_of(8, one, waits("big", 5, 1), small)), "small")[0] is not None, "more than it may"
     assert decided(of_team(cluster_of(3, one, waits("big", 4, 1), small)), "small")[0] is not None, "no such nodes"
 
 
-def test_one_that_runs_does_not_grow_into_what_is_kept() -> None:
+def test_one_that_runs_does_not_grow_into_what_is_reserved() -> None:
     grows, big = runs("a", ["n1"], order=2, size=3), waits("big", 4, 1)
-    assert reserved(of_team(cluster_of(8, grows, big))).kept["u-a"].aside
+    assert reserved(of_team(cluster_of(8, grows, big))).for_others["u-a"].aside
     assert decided(of_team(cluster_of(8, grows, big)), "a")[0] is None
     assert decided(of_team(cluster_of(8, grows)), "a")[0] == {"n1", "n2", "n3"}
 
 
-def test_views_in_which_something_is_kept_forget_what_is_long_past() -> None:
+def test_views_in_which_something_is_reserved_forget_what_is_long_past() -> None:
     """What they had worked out for jobs that are gone kept the views of that time."""
 
     def view(number: int, notes: Notes) -> Cluster:
@@ -273,10 +273,10 @@ def test_views_in_which_something_is_kept_forget_what_is_long_past() -> None:
     assert kept_after(3 * VIEWS_KEPT) <= always + each * 2 * VIEWS_KEPT
 
 
-def test_one_that_runs_replaces_what_it_loses_whatever_is_kept() -> None:
+def test_one_that_runs_replaces_what_it_loses_whatever_is_reserved() -> None:
     runs_on, big = runs("a", ["n1", "n2", "n3"], order=2), waits("big", 4, 1)
     cluster = of_team(cluster_of(8, runs_on, big))
-    assert reserved(cluster).kept["u-a"].aside
+    assert reserved(cluster).for_others["u-a"].aside
     assert decided(replace(cluster, lapsed=frozenset({"n3"}), notes=Notes()), "a")[0] == {"n1", "n2", "n4"}
 
 
@@ -302,7 +302,7 @@ def test_each_full_queue_keeps_something_for_its_first_job_only() -> None:
     assert (nodes.name, nodes.queue) == ("x", "")
 
 
-def test_nodes_that_will_not_do_are_not_kept() -> None:
+def test_nodes_that_will_not_do_are_not_reserved() -> None:
     cluster = cluster_of(6, runs("a", ["n1"], 60), waits("big", 3, 1), waits("small", 1, 2))
     records = dict(cluster.nodes)
     records["n2"] = make_node("n2", slots=1, ready={"u-big": Readiness(state="unfit", reason="no"), "u-small": READY})
@@ -322,7 +322,7 @@ def test_nodes_that_a_maintenance_window_closes_to_it_are_open_to_others() -> No
     (found,) = reserved(cluster).found
     assert found.nodes == {"n1", "n3", "n4", "n5"}
     assert decided(cluster, "s")[0] == {"n2"}
-    assert "n3, n4, n5 are kept for job big" in decided(cluster, "long")[1]
+    assert "n3, n4, n5 are reserved for job big" in decided(cluster, "long")[1]
 
 
 # --- those that have just become free
@@ -340,11 +340,11 @@ def freed(ago: int) -> Cluster:
     return replace(cluster, nodes={**cluster.nodes, "n1": node})
 
 
-def test_nodes_that_have_just_become_free_are_kept_while_they_get_ready_for_it_and_no_longer() -> None:
+def test_nodes_that_have_just_become_free_are_reserved_while_they_get_ready_for_it_and_no_longer() -> None:
     cluster = freed(1000)
     found = decide(cluster, cluster.jobs["u-small"], WALL)
     assert found.step is None
-    assert found.why == ("n1, n2, n3 are kept for job big, for which they get ready",)
+    assert found.why == ("n1, n2, n3 are reserved for job big, for which they get ready",)
     end = NOW - 1000 + int(1000 * (GRACE + GIVE_WAY))
     assert found.at == end
     assert decided(at(cluster, end - 1), "small")[0] is None
@@ -391,7 +391,7 @@ def test_a_lost_node_is_replaced_there_all_the_same() -> None:
     assert reserved(cluster).found[0].nodes == set(cluster.nodes)
     lost = replace(cluster, nodes={**cluster.nodes, "n2": make_node("n2", slots=1, lost=True)}, notes=Notes())
     lost = replace(lost, nodes={**lost.nodes, "n5": make_node("n5", slots=1, ready={"u-late": READY})})
-    assert "u-late" in reserved(lost).kept
+    assert "u-late" in reserved(lost).for_others
     assert decided(lost, "late")[0] == {"n1", "n3"} or decided(lost, "late")[0] == {"n1", "n5"}
 
 
@@ -404,8 +404,8 @@ def test_a_gang_that_failed_starts_again_where_it_was_for_a_minute() -> None:
         return cluster_of(4, runs("svc", ["n3"]), waits("big", 4, 1), late)
 
     assert decided(failed("worker_failed", 1000), "late")[0] == {"n1", "n2"}
-    assert "kept for job big" in decided(failed("worker_failed", 60_000), "late")[1]
-    assert "kept for job big" in decided(failed("share", 1000), "late")[1], "it made room"
+    assert "reserved for job big" in decided(failed("worker_failed", 60_000), "late")[1]
+    assert "reserved for job big" in decided(failed("share", 1000), "late")[1], "it made room"
     backs_off = failed("worker_failed", 60_000)
     late = backs_off.jobs["u-late"].model_copy(update={"not_before": NOW})
     assert decided(replace(backs_off, jobs={**backs_off.jobs, "u-late": late}), "late")[0] == {"n1", "n2"}
@@ -414,13 +414,14 @@ def test_a_gang_that_failed_starts_again_where_it_was_for_a_minute() -> None:
     assert decided(at(again, NOW + 59_000), "late")[0] is None, "whatever was asked before"
 
 
-def test_a_scale_out_says_that_nodes_are_kept() -> None:
+def test_a_scale_out_says_that_nodes_are_reserved() -> None:
     scale = Scale(request="r", want=4, before=1, deadline=NOW + MINUTE, timeout=60)
     late = runs("late", ["n1"], order=5, size=4)
     control = late.control.model_copy(update={"target": 4, "scale": scale})
     cluster = cluster_of(4, late.model_copy(update={"control": control}), waits("big", 4, 1))
     why = (
-        "runs on 1 of 4 nodes: 1 of 4 nodes fit: n2 is kept for job big; n3 is kept for job big; n4 is kept for job big"
+        "runs on 1 of 4 nodes: 1 of 4 nodes fit: n2 is reserved for job big; n3 is reserved for job big; "
+        "n4 is reserved for job big"
     )
     assert decided(cluster, "late") == (None, why)
 
@@ -432,7 +433,7 @@ def borrower(on: list[str], target: int, order: int = 0) -> JobRecord:
     return job.model_copy(update={"spec": spec, "control": job.control.model_copy(update={"target": target})})
 
 
-def test_idle_nodes_that_are_kept_are_lent_and_count_as_free() -> None:
+def test_idle_nodes_that_are_reserved_are_lent_and_count_as_free() -> None:
     cluster = cluster_of(4, borrower(["n1"], 1, order=9), runs("a", ["n2"], 60), waits("big", 3, 1))
     assert reserved(cluster).found[0].nodes == {"n2", "n3", "n4"}
     assert set(transfers(cluster).takes["u-auto"]) == {"n3", "n4"}
@@ -476,7 +477,7 @@ def test_there_is_none_where_a_job_stays_for_longer_than_it_may() -> None:
     cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2))
     assert estimate(at(cluster, start - 1), "big") == start
     assert estimate(at(cluster, start), "big") is None
-    assert decided(at(cluster, start), "small") == (None, "n3, n4 are kept for job big, which is about to start")
+    assert decided(at(cluster, start), "small") == (None, "n3, n4 are reserved for job big, which is about to start")
 
 
 def test_it_says_when_and_after_whom() -> None:
@@ -501,7 +502,7 @@ def test_a_limit_counts_what_was_used_before(phase: Phase, used: int, left: floa
 # --- where nodes have to be together
 
 
-def test_a_gang_in_one_rack_has_a_rack_kept_and_others_start_elsewhere() -> None:
+def test_a_gang_in_one_rack_has_a_rack_reserved_and_others_start_elsewhere() -> None:
     labels = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2", "n5": "r2"}
     jobs = (
         runs("a", ["n1"], 90), runs("b", ["n3"], 60), waits("big", 3, 1, within="rack"), waits("small", 1, 2),
@@ -514,7 +515,7 @@ def test_a_gang_in_one_rack_has_a_rack_kept_and_others_start_elsewhere() -> None
     assert decided(cluster, "small")[0] == {"n2"}
 
 
-def test_a_job_of_several_roles_has_nodes_for_all_its_places_kept() -> None:
+def test_a_job_of_several_roles_has_nodes_for_all_its_places_reserved() -> None:
     roles = tuple(
         Role(name=name, command=("x",), nodes=Nodes(min=2, max=2, target=2), workers_per_node=workers)
         for name, workers in (("trainer", 2), ("loader", 1))
@@ -527,7 +528,7 @@ def test_a_job_of_several_roles_has_nodes_for_all_its_places_kept() -> None:
     (found,) = reserved(cluster).found
     assert (found.nodes, found.after) == (frozenset(cluster.nodes), ("a",))
     assert found.start == NOW + 60 * MINUTE + GRACE * 1000
-    assert "are kept for job big" in decided(cluster, "small")[1]
+    assert "are reserved for job big" in decided(cluster, "small")[1]
     assert decided(cluster, "quick")[0] is not None
 
 
@@ -541,7 +542,7 @@ def test_what_is_borrowed_is_not_free_for_a_job_of_several_roles() -> None:
     assert [one.start for one in reserved(cluster).found] == [0]
 
 
-def test_a_gang_in_segments_has_whole_segments_kept() -> None:
+def test_a_gang_in_segments_has_whole_segments_reserved() -> None:
     racks = {f"n{i}": f"r{(i + 2) // 3}" for i in range(1, 7)}
     jobs = (runs("a", ["n1", "n2"], 60), runs("b", ["n4", "n5"], 90))
     big = waits("big", 2, 1)
@@ -637,8 +638,8 @@ def test_all_agents_keep_the_same_whatever_they_saw_before(
     assert reserved(replace(later, jobs=turned, notes=Notes())).found == reserved(later).found
 
 
-def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
-    """Nobody has looked at any of them yet; two of the four idle nodes are kept for big."""
+def test_each_size_of_job_has_its_own_room_beside_what_is_reserved() -> None:
+    """Nobody has looked at any of them yet; two of the four idle nodes are reserved for big."""
     jobs = [waits("big", 5, order=1)] + [waits(f"w{i}", size, order=2 + i) for i, size in enumerate((1, 3, 2, 3, 1))]
     jobs[-1] = jobs[-1].model_copy(update={"spec": jobs[-1].spec.model_copy(update={"spot": True})})
     view = cluster_of(7, runs("long", ["n1", "n2", "n3"], 60), *jobs)

@@ -13,7 +13,7 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
-from nodeagent.plan.queueing.reservations import kept_from
+from nodeagent.plan.queueing.reservations import reserved_for_others
 from nodeagent.plan.queueing.transfers import Transfers
 from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.carry import carried_out
@@ -138,9 +138,9 @@ def test_what_was_given_to_one_that_runs_is_kept_from_it_for_nobody() -> None:
     given = carried_out(giver, decide(view, giver, WALL), NOW)
     view = replace(cluster(4, given, taker, gang, queues=view.queues.queues), served=NOW + 1)
     assert transfers(view) == Transfers(takes={"u-pb": ("n3",)})
-    assert kept_from(view, taker) == frozenset()
+    assert reserved_for_others(view, taker) == frozenset()
     found = carried_out(taker, decide(view, taker, WALL), NOW + 1)
     assert nodes_of(found) == "n3 n4"
     found = found.model_copy(update={"control": found.control.model_copy(update={"target": 3})})
     spare = replace(cluster(5, given, found, gang, queues=view.queues.queues), served=NOW + 2)
-    assert kept_from(spare, found) >= {"n5"}, "it has taken what was given"
+    assert reserved_for_others(spare, found) >= {"n5"}, "it has taken what was given"
