@@ -45,8 +45,8 @@ MOST_ENDED = 256
 """Most jobs that have ended: the newest."""
 MOST_BYTES = 256 * 1024**2
 """Jobs of sixteen users take as much if each has all that ``limits.job_bytes`` allows."""
-PATIENCE = 10.0
-"""Seconds after which a disk that has not answered counts as hanging."""
+WRITE_LIMIT = 10.0
+"""Seconds that a write may take; after that its disk counts as hanging."""
 LEAST_ROOM = 64 * 1024
 """Bytes that may be added to the file, however small it is, before it is written anew."""
 MARK = 32
@@ -129,10 +129,10 @@ class FileDisk:
             raise OSError("the last write has not ended yet: the disk hangs")
         self._write = in_daemon(put, "savedview")
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WRITE_LIMIT):
                 await asyncio.shield(self._write)
         except TimeoutError:
-            raise OSError(f"the disk has not answered for {PATIENCE:.0f} s") from None
+            raise OSError(f"the disk has not answered for {WRITE_LIMIT:.0f} s") from None
 
     def _put(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ WAITING = 256
 """The most look-ups that wait for a thread."""
 TIMEOUT = 5.0
 """Seconds that a request waits for the identity of its caller."""
-PATIENCE = 2.0
+NAMES_LIMIT = 2.0
 """Seconds that an answer waits for the names in it; after that it shows numbers."""
 FRESH = 30.0
 """Seconds for which an answer of the database stays valid."""
@@ -78,7 +78,7 @@ class UserDatabase:
         wanted = [self._begin(("name", uid), lambda uid=uid: self._look(uid)) for uid in set(uids)]  # type: ignore[misc]
         pending = [asyncio.wrap_future(future) for future in wanted if future is not None and not future.done()]
         if pending:
-            await asyncio.wait([asyncio.shield(one) for one in pending], timeout=PATIENCE)
+            await asyncio.wait([asyncio.shield(one) for one in pending], timeout=NAMES_LIMIT)
 
     async def ask(self, key: Hashable, look: Callable[[], T], whom: str, timeout: float = TIMEOUT) -> T:
         """The database's answer, cached by ``key``. Raises ``ApiError`` if the database does not answer, and the errors

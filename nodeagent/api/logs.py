@@ -41,7 +41,7 @@ REFUSED_POLL = 2.0
 """Seconds until a node that refused, or could not be asked, is asked again."""
 ALIVE_PEER, ALIVE_TOOL = 1.0, 10.0
 """Seconds of silence after which a sign of life is sent, to other agents and to the tool."""
-PATIENCE = 8.0
+SILENCE_LIMIT = 8.0
 """Seconds that a node may send nothing while following before a notice names it (the restart of an agent, and noticing
 the loss of a node, take less)."""
 LINE = 512
@@ -277,7 +277,7 @@ class LogRoutes:
                     text = f"node {node_id} did not send the end of its part of the output: {failed}"
                     await queue.put(notice(node_id, text))
                 return
-            if failed and loop.time() > good + PATIENCE and self.view.cluster().live(node_id):
+            if failed and loop.time() > good + SILENCE_LIMIT and self.view.cluster().live(node_id):
                 text = f"node {node_id} does not send its part of the output, and will be asked again: {failed}"
                 await queue.put(notice(node_id, text))
                 good = math.inf  # reported once, until the node sends something

@@ -8,7 +8,7 @@ from typing import Any
 from nodeagent.ctl.client import ENDED, Client, array_path
 from nodeagent.ctl.output import count as count_of
 from nodeagent.ctl.terminal import CtlError, Exit, echo
-from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
         demand_saved(f"{what} {verb}", after)
         return True
     mention_unsaved(f"{what} {verb}", after)
-    client.endure(PATIENCE)
+    client.endure(AGENT_AWAY_LIMIT)
 
     def left() -> int:
         """Jobs that still exist, or have not ended."""

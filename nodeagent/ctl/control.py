@@ -20,7 +20,7 @@ from nodeagent.ctl.options import (
     which_job,
 )
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import PATIENCE, demand_saved, job_line, mention_unsaved, wait
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, job_line, mention_unsaved, wait
 
 Json = dict[str, Any]
 
@@ -79,7 +79,7 @@ def looked_at(client: Client, job: Json) -> Json:
 
 
 def _wait(client: Client, job: Json, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
-    client.endure(PATIENCE)
+    client.endure(AGENT_AWAY_LIMIT)
     return wait(lambda: looked_at(client, job), done, job_line, timeout, what)
 
 
@@ -224,7 +224,7 @@ def delete(
         demand_saved(f"job/{name} delete", after)
         return
     mention_unsaved(f"job/{name} delete", after)
-    client.endure(PATIENCE)
+    client.endure(AGENT_AWAY_LIMIT)
 
     def look() -> Json | None:
         try:

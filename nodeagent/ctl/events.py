@@ -11,7 +11,7 @@ from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
 from nodeagent.ctl.output import dump, fold, moment, terminal_width, yaml_text
 from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, one_line
-from nodeagent.ctl.waiting import PATIENCE, POLL
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, POLL
 
 Json = dict[str, Any]
 
@@ -55,7 +55,7 @@ def events(
     client = connect(ctx)
     if follow:
         job_named = _uid(client, job_named) if job_named else None
-        client.endure(PATIENCE)
+        client.endure(AGENT_AWAY_LIMIT)
     seen: list[Json] = []
     headed, breaks = False, 0
     while True:

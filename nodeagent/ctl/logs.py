@@ -18,7 +18,7 @@ from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
 from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, worker_text
-from nodeagent.ctl.waiting import PATIENCE, POLL
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, POLL
 
 Json = dict[str, Any]
 
@@ -260,7 +260,7 @@ def logs(
     try:
         if follow:  # where the connection breaks off, the name may be that of another job by the time it is back
             ref = client.get(job_path(ref))["uid"]
-            client.endure(PATIENCE)
+            client.endure(AGENT_AWAY_LIMIT)
         print_logs(client, ref, printer, follow=follow, **query)
     except CtlError as error:
         if error.code != Exit.NOT_FOUND or not _of_array(client, ref, follow, query):

@@ -18,7 +18,7 @@ from nodeagent.ctl.options import (
 )
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]
 
@@ -135,7 +135,7 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
         demand_saved(f"node/{after['name']} drain", after)
         return
     mention_unsaved(f"node/{after['name']} drain", after)
-    client.endure(PATIENCE)
+    client.endure(AGENT_AWAY_LIMIT)
 
     def empty(now: Json) -> bool:
         _not_taken_back(now, after["rev"])

@@ -30,7 +30,7 @@ from nodeagent.ctl.options import (
 )
 from nodeagent.ctl.output import count
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import PATIENCE, demand_saved, job_line, mention_unsaved, wait
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, job_line, mention_unsaved, wait
 
 Json = dict[str, Any]
 
@@ -170,7 +170,7 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
             return False
         return running(job) and (mine is not None or has(job) == want)
 
-    client.endure(PATIENCE)
+    client.endure(AGENT_AWAY_LIMIT)
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
     spec = looked_at(client, after)["spec"]
     bound += max([spec["grace"], *(one.get("grace") or 0.0 for one in spec["roles"])]) + SETTLING

@@ -22,7 +22,7 @@ from nodeagent.ctl.jobtext import blame_lines, runs_on
 from nodeagent.ctl.logs import Printer, print_logs
 from nodeagent.ctl.output import count
 from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, echo
-from nodeagent.ctl.waiting import PATIENCE
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT
 
 Json = dict[str, Any]
 
@@ -104,7 +104,7 @@ class Session:
         watcher = threading.Thread(target=self._watch, args=(uid,), name="status", daemon=True)
         try:
             with self._signals():
-                self._client.endure(PATIENCE)
+                self._client.endure(AGENT_AWAY_LIMIT)
                 watcher.start()
                 print_logs(self._client, uid, self._printer, follow=True, enough=self._is_enough, first=1)
                 job = self._ended(uid)

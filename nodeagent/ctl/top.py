@@ -10,7 +10,7 @@ import click
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, dump, on_terminal, show, size
 from nodeagent.ctl.terminal import echo
-from nodeagent.ctl.waiting import PATIENCE
+from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT
 
 Json = dict[str, Any]
 
@@ -77,7 +77,7 @@ def top(ctx: click.Context, watch: bool, fmt: str) -> None:
     client = connect(ctx)
     again = watch and on_terminal() and fmt in ("table", "wide")
     if again:
-        client.endure(PATIENCE)
+        client.endure(AGENT_AWAY_LIMIT)
     while True:
         found = client.get("/v1/top")
         if again:

@@ -19,7 +19,7 @@ POLL = 0.2
 """Seconds between two polls."""
 PASSING = ("limit", "store_away")
 """The agent's codes for a user who has asked too often, or too much at once, and for what only the store can say."""
-PATIENCE = 30.0
+AGENT_AWAY_LIMIT = 30.0
 """Seconds that an agent may be unreachable during a wait (an agent's restart takes two)."""
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast
 
 SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
-PATIENCE = 1.0
+DRIVER_LIMIT = 1.0
 """Seconds that a start waits for the driver."""
-FIRST = 30.0
+FIRST_START_LIMIT = 30.0
 """The same at the first start of a boot. Nothing runs here that a late start could end, and without persistence mode
 each GPU takes seconds to come up: who joined before would be taken for a node without GPUs."""
 DEADLINE = 5.0
@@ -52,7 +52,9 @@ async def find_gpus(
     if not asked_for_gpus(config):
         return (), ""
     file = config.dirs.state / FILE
-    found, problem = await _ask(environ, FIRST if first else DEADLINE if config.health is None else PATIENCE)
+    found, problem = await _ask(
+        environ, FIRST_START_LIMIT if first else DEADLINE if config.health is None else DRIVER_LIMIT
+    )
     why = "not found" if found is not None else "the driver has not listed it yet"
     if found is None:
         found = _remembered(file, boot)

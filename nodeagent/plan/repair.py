@@ -20,7 +20,7 @@ from nodeagent.plan.nodes.health import ONE_IN, breaker
 DAY = 86_400.0
 AWAY = 3600.0
 """Seconds that a node which does not come back from its repair keeps others from theirs."""
-PATIENCE = 600.0
+BUSY_LIMIT = 600.0
 """Seconds that hardware is set aside while something still uses it; then it is the next one's turn."""
 _HEAVY: tuple[Kind, ...] = ("reboot", "reset_gpu")
 """The heavier first: a reboot repairs what a reset would."""
@@ -128,7 +128,7 @@ def onward(
     busy = users(cluster, node, claim, use)
     if busy and verdict.severity != "fatal":
         return Next(None, f"it is no reason to stop what runs: {busy}")
-    if busy and wall - claim.since > PATIENCE:
+    if busy and wall - claim.since > BUSY_LIMIT:
         return Next(None, f"given up for now, since it did not come free: {busy}")
     return Next("holds", f"waits until it is free: {busy}") if busy else Next("runs")
 

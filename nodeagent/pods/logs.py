@@ -53,7 +53,7 @@ RANKS_MAX = 1024
 """Ranks of one generation that are read."""
 THREADS = 16
 """Threads that read logs. If the disk hangs, as many reads hang with it, and none of the loop's threads."""
-PATIENCE = 20.0
+READ_LIMIT = 20.0
 """Seconds until one step of reading is given up: far more than a disk takes that answers, and less than the 30 s of
 silence after which the tool gives up the agent and cannot be shown why."""
 THREADS_EACH = 4
@@ -169,13 +169,13 @@ def newest(folder: Path, numbers: Collection[int], ranks: Collection[int] | None
 
 async def beside(work: Callable[[], T]) -> T:
     """The result of ``work``, one step of reading logs, in one of the threads for that. Raises LogsHangError if it
-    does not come back within ``PATIENCE``; its thread then waits for the disk alone, and stops when that answers."""
+    does not come back within ``READ_LIMIT``; its thread then waits for the disk alone, and stops when that answers."""
     turns = TURNS.get() or LogTurns()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(READ_LIMIT):
             return await turns.take(work)
     except TimeoutError:
-        raise LogsHangError(f"it did not come back within {PATIENCE:g} s") from None
+        raise LogsHangError(f"it did not come back within {READ_LIMIT:g} s") from None
 
 
 async def follow(

@@ -88,7 +88,7 @@ def test_a_node_whose_disk_hangs_is_named_and_the_others_go_on(
         started(agent)
         write(second.config.dirs.logs, 2, "two", rank=2)
         write(second.config.dirs.logs, 3, "three", rank=2)
-        monkeypatch.setattr(logs, "PATIENCE", 2.0)
+        monkeypatch.setattr(logs, "READ_LIMIT", 2.0)
         monkeypatch.setattr(locallogs, "generations", generations)
         for words in ([], ["--tail", "2"]):
             result = ctl(agent, "logs", *words)

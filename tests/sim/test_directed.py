@@ -17,7 +17,7 @@ from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.machine import GRACE
 from tests.sim.virtual import run_virtual
 
-PATIENCE = AgentConfig().without_agent
+WITHOUT_AGENT = AgentConfig().without_agent
 
 
 def simulate(
@@ -370,7 +370,7 @@ def test_frozen_agent_disturbs_nothing_until_its_patience_is_over() -> None:
         await running(c, 2)
         generation, life = c.job("j").generation, c.server.state.nodes["n2"].incarnation.life
         c.nodes["n2"].freeze_agent()
-        await asyncio.sleep(PATIENCE - 2)
+        await asyncio.sleep(WITHOUT_AGENT - 2)
         assert c.job("j").generation == generation
         await running(c, 1, limit=GRACE + 5)
         assert not any(e.counts for e in c.job("j").budget.values())

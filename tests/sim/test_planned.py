@@ -14,7 +14,7 @@ from tests.sim.machine import GRACE
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_lost_store import back, pids
 
-PATIENCE = AgentConfig().without_agent
+WITHOUT_AGENT = AgentConfig().without_agent
 
 
 async def _stand(c: SimCluster, size: int = 3, minimum: int = 2) -> dict[str, tuple[int, ...]]:
@@ -85,8 +85,8 @@ def test_nobody_comes_back() -> None:
     async def scenario(c: SimCluster) -> None:
         await _stand(c)
         c.nodes["n1"].end_agent()
-        took = await c.until(lambda: "n1" not in pids(c), PATIENCE + GRACE + 2, "its workers are stopped")
-        assert took > PATIENCE - 1
+        took = await c.until(lambda: "n1" not in pids(c), WITHOUT_AGENT + GRACE + 2, "its workers are stopped")
+        assert took > WITHOUT_AGENT - 1
         assert await running(c, 2) < 1.0
         assert c.server.state.nodes["n1"].left
         assert c.nodes["n1"].agent is None
@@ -124,7 +124,7 @@ def test_a_failsafe_member_that_runs_nothing_is_waited_for_too() -> None:
         c.nodes["n3"].end_agent()
         await asyncio.sleep(2)
         assert _state(c, "n3") == "restarting"
-        await c.until(lambda: c.server.state.nodes["n3"].left, PATIENCE + 2, "it has left")
+        await c.until(lambda: c.server.state.nodes["n3"].left, WITHOUT_AGENT + 2, "it has left")
 
     simulate(3, scenario)
 

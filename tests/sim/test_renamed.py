@@ -6,7 +6,7 @@ import asyncio
 
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import GRACE
-from tests.sim.test_directed import PATIENCE, running, simulate
+from tests.sim.test_directed import WITHOUT_AGENT, running, simulate
 
 
 async def restarted(c: SimCluster, configured: str) -> None:
@@ -51,7 +51,7 @@ def test_workers_that_cannot_be_ended_keep_the_old_node_no_longer_than_one_witho
         host = c.nodes["n1"]._host
         assert host is not None
         host.stop = lambda *_: None  # type: ignore[method-assign]
-        await asyncio.sleep(PATIENCE - 5)
+        await asyncio.sleep(WITHOUT_AGENT - 5)
         assert c.server.state.nodes["n1"].mute
         assert c.nodes["n1"].machine.pods["uid-j"].live
         await c.until(lambda: "n9" in c.server.state.nodes, 5 + GRACE + TIMING.lease, "it joins, once they are stopped")

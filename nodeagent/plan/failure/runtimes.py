@@ -21,14 +21,14 @@ from nodeagent.plan.nodes.setbacks import runtime_failed
 
 ENOUGH = 8
 """Nodes that are tried at most before the job is said to be at fault."""
-PATIENCE = 10.0
+FAILS_WITHIN = 10.0
 """Seconds from the start of a gang within which podman fails on all nodes, if it is the job's fault."""
 
 
 def others_answer_until(cluster: Cluster, job: JobRecord, generation: Generation) -> int:
     """Served time (ms) until which other members are waited for, which may report the same; 0: it makes no
     difference."""
-    until = generation.since + millis(PATIENCE)
+    until = generation.since + millis(FAILS_WITHIN)
     answered = all(final_report(generation.reports.get(node)) for node in generation.members)
     return until if not answered and cluster.served < until and _never_ran(cluster, job, generation) else 0
 

@@ -324,7 +324,7 @@ async def test_what_cannot_be_written_is_an_error_and_leaves_the_old(tmp_path: P
 
 async def test_a_disk_that_hangs_holds_up_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release, before = threading.Event(), set(threading.enumerate())
-    monkeypatch.setattr(savedview, "PATIENCE", 0.05)
+    monkeypatch.setattr(savedview, "WRITE_LIMIT", 0.05)
     monkeypatch.setattr(FileDisk, "_put", lambda disk, data: release.wait(10))
     disk = FileDisk(tmp_path / "view.saved")
     try:

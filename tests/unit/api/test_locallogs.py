@@ -88,7 +88,7 @@ class Disk:
         """Threads that it has caught."""
 
     def hang(self) -> None:
-        self._patch.setattr(logs, "PATIENCE", 0.01)
+        self._patch.setattr(logs, "READ_LIMIT", 0.01)
         for module, name in ((logs, "generations"), (locallogs, "generations"), (locallogs, "read_logs")):
             self._patch.setattr(module, name, self._look)
 

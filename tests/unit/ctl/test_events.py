@@ -77,7 +77,7 @@ def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = EVENT | {"id": "1700000001000-0", "kind": "GenerationActive"}
-    monkeypatch.setattr(events, "PATIENCE", 0.5)
+    monkeypatch.setattr(events, "AGENT_AWAY_LIMIT", 0.5)
     monkeypatch.setattr(Leaving, "answers", [{"items": [], "next": ""}, {}, EVENT, later])
     monkeypatch.setattr(Leaving, "asked", [])
     path = str(tmp_path / "api.sock")

@@ -19,8 +19,8 @@ from nodeagent.plan.pods.actions import Start
 from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.repair import (
     AWAY,
+    BUSY_LIMIT,
     DAY,
-    PATIENCE,
     HardwareUse,
     Means,
     Next,
@@ -180,10 +180,10 @@ def test_what_does_not_come_free_lets_the_next_one_go() -> None:
         me = repair_state(make_node("n2", health=[found]), one)
         return onward(make_cluster([me]), "n2", one, [found], ALL, (), use, wall)
 
-    assert at(WALL + PATIENCE, theirs).phase == "holds"
-    given_up = at(WALL + PATIENCE + 1, theirs)
+    assert at(WALL + BUSY_LIMIT, theirs).phase == "holds"
+    given_up = at(WALL + BUSY_LIMIT + 1, theirs)
     assert (given_up.phase, given_up.why) == (None, "given up for now, since it did not come free: job u")
-    assert at(WALL + PATIENCE + 1, IDLE).phase == "runs"
+    assert at(WALL + BUSY_LIMIT + 1, IDLE).phase == "runs"
     early = repair_state(make_node("n9"), claim().model_copy(update={"since": WALL - 1}))
     assert go(claim(), found, [early]).phase == "asks", "who asked first goes first"
 

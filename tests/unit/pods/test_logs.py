@@ -434,7 +434,7 @@ async def test_a_users_steps_have_so_many_threads_and_one_that_hangs_counts_unti
 
 async def test_a_step_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies(tmp_path, EMPTY, 1 << 20, ranks=4)
-    monkeypatch.setattr(logs, "PATIENCE", 0.01)
+    monkeypatch.setattr(logs, "READ_LIMIT", 0.01)
     began, ended = threading.Event(), asyncio.Event()
     loop, raised = asyncio.get_running_loop(), list[Exception]()
 

@@ -10,7 +10,7 @@ from nodeagent.model.job import BudgetEntry, JobRecord, Setback
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
-from nodeagent.plan.failure.runtimes import ENOUGH, PATIENCE
+from nodeagent.plan.failure.runtimes import ENOUGH, FAILS_WITHIN
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.setbacks import left_out
 from nodeagent.plan.pods.report import read_report
@@ -102,7 +102,7 @@ def test_one_on_which_it_has_run_since_is_as_good_as_any_other() -> None:
 def test_at_the_first_start_the_others_are_waited_for_a_moment() -> None:
     job = first({"n2": cannot()})
     waits = take(job)
-    assert (waits.step, waits.at) == (None, NOW - 1000 + int(PATIENCE * 1000))
+    assert (waits.step, waits.at) == (None, NOW - 1000 + int(FAILS_WITHIN * 1000))
     assert waits.why == (
         "podman failed on n2: Error: no space left on device; waits a moment for what happens on the other nodes",
     )
