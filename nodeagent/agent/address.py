@@ -27,14 +27,14 @@ LOOK_EVERY = 5.0
 Take = Callable[[str, str | None], Awaitable[None]]
 """Has all that must know it take the new address, and the interface that gloo has to be given (``gloo_interface``).
 May raise OSError: then it is tried again."""
-Look = Callable[[str, str], tuple[str, str]]
+LookAgain = Callable[[str, str], tuple[str, str]]
 """As ``look_again``."""
 
 
 class AddressWatch:
     """``run`` once."""
 
-    def __init__(self, address: str, look: Look | None) -> None:
+    def __init__(self, address: str, look: LookAgain | None) -> None:
         """``look``: None where somebody named the address, which stays then."""
         self.address = address
         """The newest that was taken."""
@@ -49,7 +49,7 @@ class AddressWatch:
             await self._once(look, take)
             await asyncio.sleep(pause)
 
-    async def _once(self, look: Look, take: Take) -> None:
+    async def _once(self, look: LookAgain, take: Take) -> None:
         new, interface = await asyncio.to_thread(look, self.address, self._interface)
         if new != self.address:
             gloo = await asyncio.to_thread(gloo_of, new)

@@ -21,7 +21,7 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.agent.questions import Names
-from nodeagent.lease.core import State
+from nodeagent.lease.core import LeaseState
 from nodeagent.lease.lending import LoanRow, Promises, Table
 from nodeagent.lease.order import (
     LeaseOrder,
@@ -121,7 +121,7 @@ class LeaseProcess(Protocol):
         another cluster's, or another server that is in another era. Empty if it is no other, or none renews it.
         None: where it may be another one, for all that is known without asking the store."""
 
-    def status(self) -> tuple[State, str]:
+    def status(self) -> tuple[LeaseState, str]:
         """What it is at, and why."""
 
 
@@ -244,7 +244,7 @@ class LocalLeaseProcess:
             same = same and order.prefix == ours.prefix
         return "" if same else place(order.server)
 
-    def status(self) -> tuple[State, str]:
+    def status(self) -> tuple[LeaseState, str]:
         try:
             status = read_status(self._folder)
         except OSError as error:  # it may be at anything

@@ -19,7 +19,7 @@ import structlog
 
 from nodeagent.agent.published import Advert
 from nodeagent.agent.repaircommands import CommandRunner, Verifier, Ward
-from nodeagent.model.health import LABEL, Attempt, Claim, Kind, Outcome, RepairState, Verdict
+from nodeagent.model.health import LABEL, Attempt, Claim, Kind, RepairOutcome, RepairState, Verdict
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.plan import repair as plan
@@ -229,7 +229,7 @@ class Repairer:
             self._ward.escalate({key}, f"{LABEL[attempt.kind]} did not help: {text}")
         await self._over(attempt, "failed", text)
 
-    async def _over(self, attempt: Attempt, outcome: Outcome, text: str) -> None:
+    async def _over(self, attempt: Attempt, outcome: RepairOutcome, text: str) -> None:
         attempt = attempt.model_copy(update={"outcome": outcome, "text": text, "over": True})
         await self._keep(attempt)
         self._counted(attempt.kind, outcome)
@@ -243,7 +243,7 @@ class Repairer:
         if not await self._keep(attempt):
             return
         ended = await self._runner.repair(attempt, self._started)
-        outcome: Outcome = "done" if ended.code == 0 else "failed"
+        outcome: RepairOutcome = "done" if ended.code == 0 else "failed"
         attempt = self._past[-1].model_copy(update={"outcome": outcome, "text": ended.text, "over": True})
         await self._keep(attempt)
         self._counted("service", outcome)

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
-from nodeagent.api.auth import DATABASE, Names, UserDatabase
+from nodeagent.api.auth import DATABASE, NameOf, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.api.serializers import Json, items, unread_json
 from nodeagent.model.job import JobRecord
@@ -114,7 +114,7 @@ def _is_something(line: UsageLine) -> bool:
     return line.jobs > 0 or line.use != UsedTime()
 
 
-def usage_json(lines: Sequence[UsageLine], by: By, names: Names) -> Json:
+def usage_json(lines: Sequence[UsageLine], by: By, names: NameOf) -> Json:
     """The answer: a row for each key, and the total."""
     found = by_key(lines, by)
     rows = [_row(by, key, of, names) for key, of in found.items()]
@@ -123,7 +123,7 @@ def usage_json(lines: Sequence[UsageLine], by: By, names: Names) -> Json:
     return items(rows, total=total_json(total(everything)) | {"days": _days(everything)})
 
 
-def _row(by: By, key: str, lines: Sequence[UsageLine], names: Names) -> Json:
+def _row(by: By, key: str, lines: Sequence[UsageLine], names: NameOf) -> Json:
     owners, queues = {line.owner for line in lines}, {line.queue for line in lines}
     job = lines[0].job
     user = None if len(owners) > 1 else "others" if OTHERS in owners else names(min(owners))

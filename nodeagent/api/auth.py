@@ -188,16 +188,16 @@ class Caller:
     """The caller came over https: a user name in a job from another machine has no meaning here."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CallerKey:
         """Under which this caller's requests are counted."""
         return self.uid if self.uid != NOBODY else self.name
 
 
-Key = int | str
+CallerKey = int | str
 """A user's number; for a credential without a user, its name."""
 NOBODY = -1
 """The uid of a caller who is no user; no job's owner has this uid."""
-Names = Callable[[int], str]
+NameOf = Callable[[int], str]
 """Returns a user's name, by uid."""
 USERS = web.AppKey("nodeagent.users", UserDatabase)
 """The key under which an application stores its database of users."""
@@ -259,7 +259,7 @@ def peer(request: web.Request) -> tuple[int, int]:
 _BEFORE = "A job of yours that had the name before is found by its uid: nodeagentctl get --all -o wide"
 
 
-def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
+def may_change_job(who: Caller, job: JobRecord, names: NameOf = DATABASE.shown) -> None:
     """Raises ``ApiError`` unless the caller owns the job or is an operator. ``names``: users by uid."""
     if who.uid != job.owner and not who.operator:
         owner = names(job.owner)
@@ -276,7 +276,7 @@ def may_see(who: Caller, job: JobRecord) -> bool:
     return who.uid == job.owner or runs_as or who.operator
 
 
-def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
+def may_read_logs(who: Caller, job: JobRecord, names: NameOf = DATABASE.shown) -> None:
     """Raises ``ApiError`` unless the caller owns the job or is an operator. ``names``: users by uid."""
     if not may_see(who, job):
         owner = names(job.owner)

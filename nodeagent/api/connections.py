@@ -20,7 +20,7 @@ from functools import lru_cache
 import structlog
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api.auth import Key
+from nodeagent.api.auth import CallerKey
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import peer_credentials
@@ -40,7 +40,7 @@ CONNECTS_BURST = 4.0
 """Seconds of that rate that may come at once."""
 USERS = 1024
 """Users whose connections are counted; beyond them the one who came longest ago is forgotten."""
-UNKNOWN: Key = "who is not known"
+UNKNOWN: CallerKey = "who is not known"
 """Connections of whom the kernel does not know whose they are are one user's."""
 BACKLOG = 4096
 """Connections that wait in the kernel to be accepted, unless net.core.somaxconn is less."""
@@ -60,7 +60,7 @@ UNREAD = 60.0
 """Seconds in which a caller takes ``READ_LEAST`` bytes of an answer that waits to be read, or is hung up on."""
 READ_LEAST = 1 << 13
 
-Server = Callable[[], asyncio.Protocol]
+ServerFactory = Callable[[], asyncio.Protocol]
 
 
 class Guest(asyncio.Protocol):
@@ -148,16 +148,16 @@ class Guests(ABC):
     def __init__(
         self,
         view: AgentView,
-        server: Server,
+        server: ServerFactory,
         subordinates: SubordinateUids = SUBORDINATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view, self._server, self._subordinates, self._clock = view, server, subordinates, clock
         self._free = (0, os.geteuid())
-        self._here: dict[Guest, Key] = {}
+        self._here: dict[Guest, CallerKey] = {}
         """Whose they are, in the order in which they came."""
-        self._users: Counter[Key] = Counter()
-        self._arrivals: dict[Key, Allowance] = {}
+        self._users: Counter[CallerKey] = Counter()
+        self._arrivals: dict[CallerKey, Allowance] = {}
         """By user, the one who came last at the end."""
         self._accepts = Allowance(BACKLOG, ACCEPTS)
         self._complaints = Allowance(1, 1 / COMPLAINTS)
@@ -222,7 +222,7 @@ class Guests(ABC):
             connection.send(no)
         connection.close()
 
-    def _take(self, connection: socket.socket, key: Key) -> None:
+    def _take(self, connection: socket.socket, key: CallerKey) -> None:
         guest = Guest(self._server(), lambda _: None, lambda _: self._forget(guest))
         self._here[guest] = key
         self._users[key] += 1
@@ -249,7 +249,7 @@ class Guests(ABC):
     def _uid(self, connection: socket.socket) -> int | None:
         """Whose it is, as the kernel says. Raises OSError if it is no connection any more."""
 
-    def _refusal(self, who: str, key: Key) -> bytes | None:
+    def _refusal(self, who: str, key: CallerKey) -> bytes | None:
         """The answer to a user whose connection may not stay."""
         rate = max(CONNECTS, CONNECTS_PER_REQUEST * self._view.config.limits.requests)
         now, own = self._clock(), self._arrivals.pop(key, None)
@@ -269,7 +269,7 @@ class SocketGuests(Guests):
     def _uid(self, connection: socket.socket) -> int | None:
         return peer_credentials(connection)[1]
 
-    def _refusal(self, who: str, key: Key) -> bytes | None:
+    def _refusal(self, who: str, key: CallerKey) -> bytes | None:
         most = PER_REQUEST * self._view.config.limits.concurrent
         agent = f"the agent of node {self._view.node}"
         if no := super()._refusal(who, key):
@@ -305,7 +305,7 @@ class LoopbackGuests(Guests):
         except OSError:  # a kernel that cannot be asked: all are one user
             return None
 
-    def _take(self, connection: socket.socket, key: Key) -> None:
+    def _take(self, connection: socket.socket, key: CallerKey) -> None:
         if len(self._here) >= LOOPBACK:
             most = max(self._users, key=lambda user: self._users[user])
             oldest = next(guest for guest, user in self._here.items() if user == most)
@@ -314,7 +314,7 @@ class LoopbackGuests(Guests):
         super()._take(connection, key)
 
 
-def _name(uid: int | None, key: Key) -> str:
+def _name(uid: int | None, key: CallerKey) -> str:
     if uid is None:
         return str(key)
     return f"uid {uid}" if key == uid else f"{key}, as {uid} is,"

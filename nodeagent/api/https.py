@@ -20,7 +20,7 @@ import structlog
 
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.view import AgentView
-from nodeagent.api.auth import Caller, Key
+from nodeagent.api.auth import Caller, CallerKey
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import Doorkeeper, TokenBook
@@ -258,7 +258,7 @@ class _Door:
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         self._anonymous: Counter[asyncio.BaseTransport] = Counter()
         self._here: set[asyncio.WriteTransport] = set()
-        self._whose: dict[asyncio.BaseTransport, Key] = {}
+        self._whose: dict[asyncio.BaseTransport, CallerKey] = {}
         self._share = max(1, bounds.connections // 2)
 
     async def serve(self, listening: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:

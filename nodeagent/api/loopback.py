@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.agent.gauges import CONTENT_TYPE, MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
-from nodeagent.osutil.tcp import End, holders, user_of
+from nodeagent.osutil.tcp import SocketAddress, holders, user_of
 
 ADDRESS = "127.0.0.1"
 OTHER_PORT = "have that program ended, or choose another ports.api (0: any free one)"
@@ -149,7 +149,9 @@ UNNAMED = frozenset({"/healthz", "/readyz"})
 """Paths that answer to any host name: a load balancer uses one of its own, and these answers name no user."""
 
 
-def guest_middleware(free: Iterable[str], uid: int, owner: Callable[[End, End], int | None] = user_of) -> Middleware:
+def guest_middleware(
+    free: Iterable[str], uid: int, owner: Callable[[SocketAddress, SocketAddress], int | None] = user_of
+) -> Middleware:
     """Lets only permitted users beyond the ``free`` paths. ``uid``: the agent's own; ``owner``: returns the user of a
     connection's other end, by default from the kernel."""
     open_to_all = frozenset(free)
@@ -180,7 +182,7 @@ def _check_name(host: str) -> None:
         )
 
 
-def _ends(request: web.Request) -> tuple[End, End]:
+def _ends(request: web.Request) -> tuple[SocketAddress, SocketAddress]:
     """The client's end of the connection, and ours."""
     transport = request.transport
     client, mine = (None, None) if transport is None else map(transport.get_extra_info, ("peername", "sockname"))

@@ -30,7 +30,7 @@ from nodeagent.spec.queuefile import changed_queue, tree_mistakes, whole_tree, w
 
 _UNCHANGED = "nothing was changed"
 
-Change = Callable[[Cluster], tuple[Queues, str]]
+QueuesChange = Callable[[Cluster], tuple[Queues, str]]
 """From the view: the new tree, and a sentence for the event log."""
 
 
@@ -174,7 +174,7 @@ class QueueRoutes:
         return await self._write(request, asked, ("apply", asked["queues"]), change)
 
     async def _write(
-        self, request: web.Request, asked: dict[str, Any], figures: tuple[object, ...], change: Change
+        self, request: web.Request, asked: dict[str, Any], figures: tuple[object, ...], change: QueuesChange
     ) -> web.Response:
         """``figures``: what makes it this change and no other."""
         who = await auth.caller(request, self.view.config.jobs)

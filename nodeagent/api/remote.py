@@ -41,11 +41,11 @@ LARGEST = 1024 * 1024
 LOOK_LIMIT = 2.0
 """Seconds that a request waits for the disk of the tokens file."""
 
-Known = Mapping[str, tuple[str, TokenEntry]]
+KnownTokens = Mapping[str, tuple[str, TokenEntry]]
 """SHA-256 to (name, entry)."""
 
 
-def read_tokens(path: Path) -> Known:
+def read_tokens(path: Path) -> KnownTokens:
     """The tokens in the file. Raises ``SpecError`` with every problem, and for a file that users other than its owner
     can read or change."""
     try:
@@ -78,7 +78,7 @@ class TokenBook:
 
     def __init__(self, path: Path | None, complain: Callable[[str], None]) -> None:
         self._path, self._complain = path, complain
-        self._known: Known = {}
+        self._known: KnownTokens = {}
         self._version: tuple[int, ...] = ()
         self._thread = DaemonPool(1)
         """One, so that no request sees the new version with the old table; where the disk hangs, it does alone."""
@@ -97,7 +97,7 @@ class TokenBook:
             raise ApiError("permission", what, "check that disk, or ask the agent of another node") from None
         return known.get(digest)
 
-    def _newest(self, path: Path) -> Known:
+    def _newest(self, path: Path) -> KnownTokens:
         version: tuple[int, ...] = (0,)
         with contextlib.suppress(OSError):  # reading the file reports the error
             now = path.stat()

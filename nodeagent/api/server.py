@@ -27,7 +27,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
-from nodeagent.api.connections import BACKLOG, Guests, LoopbackGuests, Server, SocketGuests
+from nodeagent.api.connections import BACKLOG, Guests, LoopbackGuests, ServerFactory, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
@@ -250,7 +250,7 @@ class ApiServer:
         log = structlog.get_logger("api").bind(node=self._view.node)
         log.warning("health and metrics are not served on loopback yet", why=why, fix=OTHER_PORT)
 
-    async def _runner(self, local_socket: bool) -> tuple[web.AppRunner, Server]:
+    async def _runner(self, local_socket: bool) -> tuple[web.AppRunner, ServerFactory]:
         app = create_app(
             self._view, self._metrics, local_socket=local_socket, throttle=self.throttle, users=self._users
         )

@@ -22,7 +22,7 @@ from nodeagent.agent.machine import machine_usage
 from nodeagent.agent.view import AgentView
 from nodeagent.api import requests
 from nodeagent.api.accounting import shares_json
-from nodeagent.api.auth import Names, UserDatabase
+from nodeagent.api.auth import NameOf, UserDatabase
 from nodeagent.api.errors import not_joined
 from nodeagent.api.jobdetail import AuditTail, generations, waits
 from nodeagent.api.published import places
@@ -122,7 +122,7 @@ def _body(
     jobs: list[JobRecord],
     why: dict[str, Json],
     stories: dict[str, list[Json]],
-    names: Names,
+    names: NameOf,
 ) -> bytes:
     now = time.time()
     rows = nodes_json(cluster, now) | {
@@ -209,7 +209,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     }
 
 
-def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
+def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: NameOf) -> Json:
     """One job. Times are Unix seconds, so the answer does not change while nothing happens."""
     row = job_json(job, cluster, {}, now, names=names, planned=why) | why
     costs = [g["downtime"] for g in story if g["downtime"] is not None]

@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
-from nodeagent.api.auth import CALLER, Key
+from nodeagent.api.auth import CALLER, CallerKey
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.osutil.clock import Allowance
@@ -63,13 +63,13 @@ class Throttle:
 
     def __init__(self, limits: Callable[[], LimitsConfig], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
-        self._users: dict[Key, _Asking] = {}
+        self._users: dict[CallerKey, _Asking] = {}
 
     def __len__(self) -> int:
         """The number of users that are counted."""
         return len(self._users)
 
-    def begin(self, key: Key, *, follows: bool) -> str:
+    def begin(self, key: CallerKey, *, follows: bool) -> str:
         """Count one more request of this user. Empty: it was counted, and ``end`` must follow. Otherwise the key of
         ``limits`` that refuses (``work``: the share of the loop is used up; ``users``: too many users), and nothing
         was counted."""
@@ -95,23 +95,23 @@ class Throttle:
         asking.following += follows
         return ""
 
-    def worked(self, key: Key, seconds: float) -> None:
+    def worked(self, key: CallerKey, seconds: float) -> None:
         """A counted request has kept the loop from anything else for so long."""
         self._users[key].work.spend(seconds, self._clock())
 
-    def refuse(self, key: Key, no: str) -> None:
+    def refuse(self, key: CallerKey, no: str) -> None:
         """Remember that this user was refused, for ``refused``."""
         if key in self._users:
             self._users[key].refused[no] = self._clock()
 
-    def end(self, key: Key, *, follows: bool) -> None:
+    def end(self, key: CallerKey, *, follows: bool) -> None:
         """A counted request has been answered."""
         asking = self._users[key]
         asking.under_way -= 1
         asking.following -= follows
 
     @asynccontextmanager
-    async def turn(self, key: Key) -> AsyncIterator[None]:
+    async def turn(self, key: CallerKey) -> AsyncIterator[None]:
         """The turn of a counted request that reads much. Raises TimeoutError if it does not come in time."""
         heavy = self._users[key].heavy
         async with asyncio.timeout(HEAVY_WAIT):
@@ -121,12 +121,12 @@ class Throttle:
         finally:
             heavy.release()
 
-    def under_way(self, key: Key) -> tuple[int, int]:
+    def under_way(self, key: CallerKey) -> tuple[int, int]:
         """This user's requests under way, and how many of them follow."""
         asking = self._users.get(key)
         return (0, 0) if asking is None else (asking.under_way, asking.following)
 
-    def refused(self) -> Mapping[Key, tuple[str, ...]]:
+    def refused(self) -> Mapping[CallerKey, tuple[str, ...]]:
         """Users that were refused lately, with the keys of ``limits`` that refused."""
         since = self._clock() - REMEMBERED
         found = {key: tuple(k for k, at in a.refused.items() if at >= since) for key, a in self._users.items()}
@@ -183,7 +183,7 @@ def throttle_middleware(
         uid = auth.peer(request)[0] if known is None else known.uid
         if known is None and uid in (0, own):
             return await handler(request)
-        key: Key = subordinates.key(uid) if known is None else known.key
+        key: CallerKey = subordinates.key(uid) if known is None else known.key
         follows = requests.flag(request, "follow")
         no = throttle.begin(key, follows=follows)
         if no:

@@ -30,7 +30,7 @@ FARTHEST = 400 * 86_400.0
 """The most seconds from now to its end."""
 _UNCHANGED = "nothing was changed"
 
-Change = Callable[[Cluster, int], tuple[tuple[Window, ...], Window, str]]
+WindowsChange = Callable[[Cluster, int], tuple[tuple[Window, ...], Window, str]]
 """From the view and the next revision: the new windows, the one that changed, and a sentence about the change."""
 
 
@@ -102,7 +102,7 @@ class WindowRoutes:
 
         return await self._write(who, once(requests.request_id(asked), "reserve-delete", name), change)
 
-    async def _write(self, who: Caller, asked: Once, change: Change) -> web.Response:
+    async def _write(self, who: Caller, asked: Once, change: WindowsChange) -> web.Response:
         auth.may_change_windows(who)
         if (made := await earlier(self.view.store, asked)) is not None:
             cluster = self.view.cluster()

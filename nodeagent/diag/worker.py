@@ -26,10 +26,10 @@ SPAN = 0.5
 down."""
 ROUNDS = 3
 GIB = float(1 << 30)
-Result = dict[str, Any]
+RawResult = dict[str, Any]
 
 
-def result(value: float, unit: str, right: bool, wrong: str) -> Result:
+def result(value: float, unit: str, right: bool, wrong: str) -> RawResult:
     """A check's outcome."""
     return {"value": round(value, 4), "unit": unit, "wrong": "" if right else wrong}
 
@@ -57,7 +57,7 @@ class Plain:
     def __init__(self, given: dict[str, Any]) -> None:
         self.kind = cpu_kind()
 
-    def matmul(self) -> Result:
+    def matmul(self) -> RawResult:
         """Whole numbers, so the exact product is known."""
         size = 64
         left = [[(i * 7 + j * 3) % 11 - 5 for j in range(size)] for i in range(size)]
@@ -73,7 +73,7 @@ class Plain:
         right_sum = sum(sum(row) for row in product())
         return result(speed * 2 * size**3 / 1e9, "GFLOP/s", right_sum == known, f"checksum {right_sum}, not {known}")
 
-    def memory_bandwidth(self) -> Result:
+    def memory_bandwidth(self) -> RawResult:
         """One large copy, read and written."""
         size = 64 << 20
         source, target = bytearray(os.urandom(1 << 20) * (size >> 20)), bytearray(size)
@@ -104,7 +104,7 @@ class Torch:
         if self._gpu:
             self._torch.cuda.synchronize()
 
-    def matmul(self) -> Result:
+    def matmul(self) -> RawResult:
         """Matrices of -1, 0 and 1: every sum is a whole number that half precision holds exactly, so one wrong bit
         shows. The first product is compared with sums made on the host, the others with the first."""
         torch = self._torch
@@ -128,7 +128,7 @@ class Torch:
                 return result(0.0, unit, False, "the same product gave another result")
         return result(speed * 2 * size**3 / scale, unit, True, "")
 
-    def memory_bandwidth(self) -> Result:
+    def memory_bandwidth(self) -> RawResult:
         """One large copy inside the device, read and written."""
         torch = self._torch
         size = (1 << 30) if self._gpu else (64 << 20)
@@ -137,15 +137,15 @@ class Torch:
         speed = rate(lambda: target.copy_(source), self._settle)
         return result(2 * size * speed / GIB, "GiB/s", bool(torch.equal(source, target)), "the copy differs")
 
-    def host_to_device(self) -> Result:
+    def host_to_device(self) -> RawResult:
         """Copies from the host's pinned memory to the GPU."""
         return self._copy(to_gpu=True)
 
-    def device_to_host(self) -> Result:
+    def device_to_host(self) -> RawResult:
         """Copies from the GPU to the host's pinned memory."""
         return self._copy(to_gpu=False)
 
-    def _copy(self, to_gpu: bool) -> Result:
+    def _copy(self, to_gpu: bool) -> RawResult:
         torch = self._torch
         size = 256 << 20
         here = torch.arange(size // 8).pin_memory()
@@ -158,7 +158,7 @@ class Torch:
         speed = rate(lambda: there.copy_(here, non_blocking=True), self._settle)
         return result(size * speed / GIB, "GiB/s", bool(torch.equal(there.cpu(), here)), "the copy differs")
 
-    def collective(self) -> Result:
+    def collective(self) -> RawResult:
         """All processes add up one large tensor; each knows the correct sum."""
         torch, given = self._torch, self._given
         from torch import distributed as dist
@@ -206,7 +206,7 @@ def refusal(error: RuntimeError) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def make(given: dict[str, Any]) -> tuple[Plain | Torch | None, Result]:
+def make(given: dict[str, Any]) -> tuple[Plain | Torch | None, RawResult]:
     """The devices' implementation, or None; and the first line of output."""
     try:
         import torch

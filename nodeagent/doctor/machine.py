@@ -43,7 +43,7 @@ LOOK_BOUND = 5.0
 OPENSSL_BOUND = 3.0
 NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client")
 """Modules that the agent imports; its reader of NVIDIA's driver also imports ``pynvml``, if it is installed."""
-Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
+LookAtHost = Callable[[AgentConfig, str, str, int | None], HostFacts]
 RUNTIMES = ("podman", "apptainer", "singularity")
 HYBRID, SUBUID = Path("/sys/fs/cgroup/unified/cgroup.controllers"), Path("/etc/subuid")
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
@@ -52,7 +52,7 @@ PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 class Looker:
     """Makes one inspection at a time: if one hangs, this is reported, and no other one begins until it ends."""
 
-    def __init__(self, look: Look | None = None, bound: float = LOOK_BOUND) -> None:
+    def __init__(self, look: LookAtHost | None = None, bound: float = LOOK_BOUND) -> None:
         self._look, self._bound = look or look_at, bound
         self._under_way: asyncio.Future[HostFacts] | None = None
 

@@ -26,8 +26,8 @@ from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     JudgeMemory,
     JudgePolicy,
-    Key,
     Repair,
+    VerdictKey,
     acknowledged,
     escalated,
     forgotten,
@@ -318,7 +318,7 @@ class Monitor:
         self._take(verified(self._memory, devices, self._clock.wall(), self._policy))
         self._due.set()
 
-    def escalate(self, keys: Collection[Key], why: str) -> None:
+    def escalate(self, keys: Collection[VerdictKey], why: str) -> None:
         """The repair of these verdicts did not help: the next heavier one is asked for."""
         self._take(escalated(self._memory, keys, self._clock.wall(), why))
         self._due.set()

@@ -27,8 +27,8 @@ from nodeagent.lease.lending import Promises
 from nodeagent.lease.order import LeaseOrder
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawals
 
-State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
-Call = Literal["renew", "leave", "let go"]
+LeaseState = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
+LeaseCall = Literal["renew", "leave", "let go"]
 FOREIGN = frozenset({"era", "unknown"})
 """Codes of refusals by a store that may have lost what this node knows."""
 NOBODY_WAITS: Mapping[str, int] = {}
@@ -98,7 +98,7 @@ class Core:
         """An earlier process took the pods' time back, and nobody knows any more how long it was."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> LeaseState:
         if self.order is None:
             return "idle"
         if self._left or self._lost or self._is_anothers(self.order):
@@ -192,7 +192,7 @@ class Core:
         """The store took the lease back."""
         self._left = True
 
-    def look(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> Call | None:
+    def look(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> LeaseCall | None:
         """What to ask the store now. ``obeyed``: what each pod's shim says (``main.read_obeyed``); asked for only
         where this life goes."""
         order = self.order

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-Generation = tuple[int, str]
+LentGeneration = tuple[int, str]
 """Number and id, as in ``model.world.Token``."""
 
 
@@ -18,7 +18,7 @@ class Ask(NamedTuple):
     """A member's question to one failsafe member: may the workers of this generation run on?"""
 
     uid: str
-    token: Generation
+    token: LentGeneration
     failsafe_members: Mapping[str, str]
     """As the member knows them: node to life."""
     node: str
@@ -53,7 +53,7 @@ class FailsafeAddress(NamedTuple):
 class LoanRow(NamedTuple):
     """The active generation of a job that this node is a member of, or keeps."""
 
-    token: Generation
+    token: LentGeneration
     failsafe_members: Mapping[str, str]
     """Node to life."""
     members: Mapping[str, str]

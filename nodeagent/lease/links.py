@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from nodeagent.lease.core import Call
+from nodeagent.lease.core import LeaseCall
 from nodeagent.lease.order import Server, StoreScript
 from nodeagent.lease.resp import Certificates, Reply, Steps, Talk, TalkError, Wanted, place
 
@@ -20,7 +20,7 @@ MOST_LINKS = 2
 
 
 class StoreAnswer(NamedTuple):
-    call: Call
+    call: LeaseCall
     sent: float
     """From before it was asked for (CLOCK_BOOTTIME, as all times here)."""
     reply: Reply
@@ -41,7 +41,7 @@ class _Link:
 
     def __init__(self, talk: Talk, timeout: float) -> None:
         self.talk, self.timeout = talk, timeout
-        self.call: Call | None = None
+        self.call: LeaseCall | None = None
         """What is asked for; None: nothing, or it is being opened."""
         self.began, self.late = 0.0, False
         """Of what is under way."""
@@ -81,7 +81,7 @@ class LeaseLinks:
         self._links.append(link)
         self._begin(link, None, now, link.talk.greet(until))
 
-    def ask(self, call: Call, now: float, until: float, step: StoreScript, *words: str) -> None:
+    def ask(self, call: LeaseCall, now: float, until: float, step: StoreScript, *words: str) -> None:
         """Where ``can_ask`` says so. ``until``: from then on an answer is of no use."""
         link = next(link for link in self._links if link.steps is None)
         self._begin(link, call, now, link.talk.evaluate(until, step, *words))
@@ -134,7 +134,7 @@ class LeaseLinks:
     def _in_time(self) -> list[_Link]:
         return [link for link in self._links if link.steps is not None and not link.late]
 
-    def _begin(self, link: _Link, call: Call | None, now: float, steps: Steps[Reply] | Steps[None]) -> None:
+    def _begin(self, link: _Link, call: LeaseCall | None, now: float, steps: Steps[Reply] | Steps[None]) -> None:
         link.call, link.began, link.late, link.steps = call, now, False, steps
         self._advance(link, lambda: next(steps))
 

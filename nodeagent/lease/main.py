@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import __version__
-from nodeagent.lease.core import Call, Core
+from nodeagent.lease.core import Core, LeaseCall
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.grants import (
     OBEYED_FORM,
@@ -300,7 +300,7 @@ class Process:
 
     # --- what goes out
 
-    def _ask(self, call: Call) -> None:
+    def _ask(self, call: LeaseCall) -> None:
         """The store, or for a link to it, unless that is under way."""
         core, order, links, now = self._core, self._core.order, self._links, boottime()
         assert order is not None

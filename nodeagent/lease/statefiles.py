@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from nodeagent.lease.core import Departure, State
+from nodeagent.lease.core import Departure, LeaseState
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
@@ -27,7 +27,7 @@ LONGEST_VERSION = 80
 LONGEST_ADDRESS = 300
 LONGEST_BRIDGED = 4 << 20
 """Bytes of ``failsafe.json``: a text for each job that runs here."""
-STATES: tuple[State, ...] = get_args(State)
+STATES: tuple[LeaseState, ...] = get_args(LeaseState)
 
 
 def lease_folder(run_dir: Path) -> Path:
@@ -88,7 +88,7 @@ def read_pulse(file: Path | str) -> Pulse | None:
 class LeaseStatus(NamedTuple):
     """What it is at, and why, in words for people."""
 
-    state: State
+    state: LeaseState
     why: str
     of: tuple[str, int, str]
     """The life, start and era of the order that this is about."""

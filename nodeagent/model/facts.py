@@ -10,13 +10,13 @@ from pydantic import Field
 
 from nodeagent.model.base import Record
 
-Severity = Literal["error", "warning", "info"]
+FindingSeverity = Literal["error", "warning", "info"]
 
 
 class Finding(Record):
     """One problem, or one thing worth knowing."""
 
-    severity: Severity
+    severity: FindingSeverity
     """``error``: work can be lost or go wrong; ``warning``: the part works, with less margin than it should have;
     ``info``: no action needed, or the check could not be made."""
     what: str

@@ -88,7 +88,7 @@ ClaimPhase = Literal["asks", "holds", "runs", "verifies"]
 gets no more work, and the pods that still use it leave. ``runs``: the command runs, or the machine is down for it.
 ``verifies``: the agent checks whether the repair helped."""
 
-Outcome = Literal["", "done", "failed", "interrupted"]
+RepairOutcome = Literal["", "done", "failed", "interrupted"]
 """Empty: not known yet. ``interrupted``: the agent did not see its end, so it counts as having repaired nothing."""
 
 
@@ -143,7 +143,7 @@ class Attempt(Record):
     start: int = 0
     """Start time of the command's process, which distinguishes it from a later process with the same pid. 0: the
     command has not been started."""
-    outcome: Outcome = ""
+    outcome: RepairOutcome = ""
     text: str = ""
     """How the repair ended, for people."""
     over: bool = False

@@ -91,7 +91,7 @@ ActionName = Literal[
 ]  # fmt: skip
 """What a policy can do: re-form the gang; start a whole role, or one place of it, again while the others go on; pause
 the job until somebody resumes it; or end it as stopped, succeeded or failed."""
-Alone = Literal["gang", "worker", "place", "role"]
+RestartScope = Literal["gang", "worker", "place", "role"]
 """What is started again when a worker fails: all, itself alone, the workers of its place, or those of its role on all
 nodes."""
 
@@ -199,10 +199,10 @@ class Role(Record):
         return self.size.min
 
     @property
-    def alone(self) -> tuple[tuple[int | None, Alone], ...]:
+    def alone(self) -> tuple[tuple[int | None, RestartScope], ...]:
         """What is started again when one of its workers fails, by exit code (None: any): the first that fits. Only what
         its own policies say, and then its ``restart``: the end of a job is not its shim's to decide."""
-        says: dict[ActionName, Alone] = {"RestartJob": "gang", "RestartTask": "role", "RestartPod": "place"}
+        says: dict[ActionName, RestartScope] = {"RestartJob": "gang", "RestartTask": "role", "RestartPod": "place"}
         rules = [
             (policy.exit_code, says[policy.do])
             for policy in self.policies or ()

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 MARK = "NODEAGENT_SHIM"
 """Environment variable that every process of a pod carries; its value is unique to one shim."""
-Marked = tuple[str, int]
+MarkedProcesses = tuple[str, int]
 """A pod's processes: the mark that they carry, and the uid that they run as."""
 POWER = "NODEAGENT_POWER"
 """Environment variable of every process on one node of a local cluster: a power cut (``local/power.py``) kills these
@@ -301,7 +301,7 @@ def has_mark(pid: int, mark: str, owner: int) -> bool:
     return bool(_marks(pid, {(mark, owner)}))
 
 
-def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
+def _marks(pid: int, wanted: Set[MarkedProcesses]) -> list[MarkedProcesses]:
     """Those of these that the process carries."""
     owners = {owner for _, owner in wanted}
     try:
@@ -358,10 +358,10 @@ def _environ(path: str) -> bytes:
         return file.read(ENVIRON_MAX)
 
 
-def marked(wanted: Set[Marked]) -> dict[Marked, list[int]]:
+def marked(wanted: Set[MarkedProcesses]) -> dict[MarkedProcesses, list[int]]:
     """Processes (no zombies, not the caller) by which of these they carry, from one look at all there are. It may
     block: a process that hangs in the kernel can hold what its environment is read under. Raises OSError."""
-    found: dict[Marked, list[int]] = {one: [] for one in wanted}
+    found: dict[MarkedProcesses, list[int]] = {one: [] for one in wanted}
     for pid in pids():
         if pid != os.getpid() and (marks := _marks(pid, wanted)) and is_running(pid):
             for one in marks:
@@ -369,7 +369,7 @@ def marked(wanted: Set[Marked]) -> dict[Marked, list[int]]:
     return found
 
 
-def kill_marked(wanted: Set[Marked]) -> dict[Marked, list[int]]:
+def kill_marked(wanted: Set[MarkedProcesses]) -> dict[MarkedProcesses, list[int]]:
     """SIGKILL every process that carries one of these; returns those that were alive. As ``marked``."""
     found = marked(wanted)
     for pid in {pid for some in found.values() for pid in some}:

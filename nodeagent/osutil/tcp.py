@@ -17,7 +17,7 @@ from typing import NamedTuple
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The second lists the ends of dual-stack clients, too."""
 ESTABLISHED, LINGERS, LISTENS = "01", "06", "0A"
-End = tuple[str, int]
+SocketAddress = tuple[str, int]
 """Address and port of a connection's end."""
 ROWS_MAX = 1 << 16
 """Rows of a table among which the holders of a port are looked for; those who listen come first."""
@@ -86,7 +86,7 @@ def _asked_for() -> dict[int, set[int]]:
     return found
 
 
-def whose(own: End, other: End) -> int | None:
+def whose(own: SocketAddress, other: SocketAddress) -> int | None:
     """The user (uid) of the connected IPv4 socket with these two ends, without a look at any other; None: there is none
     of this machine. Raises OSError where the kernel has no such way to ask."""
     ends = _ENDS.pack(own[1], other[1], socket.inet_aton(own[0]), socket.inet_aton(other[0]), *[_ANY] * 2)
@@ -104,7 +104,9 @@ def whose(own: End, other: End) -> int | None:
     return int(_USER.unpack_from(data, _HEADER.size)[0]) if connected else None
 
 
-def user_of(own: End, other: End, ask: Callable[[End, End], int | None] = whose) -> int | None:
+def user_of(
+    own: SocketAddress, other: SocketAddress, ask: Callable[[SocketAddress, SocketAddress], int | None] = whose
+) -> int | None:
     """The same, also of a kernel that has no such way: then by its tables, in the time that those take. Raises
     OSError."""
     try:

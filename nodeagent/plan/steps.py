@@ -182,10 +182,10 @@ GENERATION_MEANING: dict[GenerationStep, str] = {
     "end": "its job ends, pauses or holds, and no newer generation is proposed",
 }
 
-PodState = Literal["empty", "promised", "started", "stopped"]
+PodStage = Literal["empty", "promised", "started", "stopped"]
 PodStep = Literal["promise", "start", "refuse", "stop", "stop and promise", "retire", "lose"]
 
-POD: dict[tuple[PodState, PodStep], PodState] = {
+POD: dict[tuple[PodStage, PodStep], PodStage] = {
     ("empty", "promise"): "promised",
     ("promised", "promise"): "promised",
     ("promised", "start"): "started",
@@ -210,7 +210,7 @@ POD_MEANING: dict[PodStep, str] = {
 }
 
 
-def pod_state(status: PodStatus | None) -> PodState:
+def pod_state(status: PodStatus | None) -> PodStage:
     """What its host says of a pod, in the words of the table. A pod that was only prepared is empty: it holds nothing
     that another generation has to wait for."""
     if status is None:

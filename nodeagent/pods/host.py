@@ -71,7 +71,7 @@ from nodeagent.pods.folder import (
     run_folder,
     state_folder,
 )
-from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
+from nodeagent.pods.login import FindLogin, Login, Logins, NoAnswerError, UserError, find_login
 from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle, SharedByPods
 from nodeagent.pods.speech import SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
@@ -118,7 +118,7 @@ class ShimHost:
         address: str,
         ports: tuple[int, int],
         how: ShimStart,
-        look: Look = find_login,
+        look: FindLogin = find_login,
         granted: Callable[[], None] = lambda: None,
     ) -> None:
         """``ports``: the first and the last one that the pods use at ``address``. ``look``: who says whom a job's user

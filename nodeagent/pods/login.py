@@ -58,17 +58,17 @@ def find_login(user: str, node: str, allow_root: bool) -> Login:
     return Login(user, entry.pw_uid, entry.pw_gid, groups)
 
 
-Look = Callable[[str, str, bool], Login]
-Key = tuple[str, bool]
+FindLogin = Callable[[str, str, bool], Login]
+LoginKey = tuple[str, bool]
 
 
 class Logins:
     """Of one node. ``look`` is ``find_login``'s like and may block; ``clock`` counts seconds."""
 
-    def __init__(self, node: str, look: Look = find_login, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: str, look: FindLogin = find_login, clock: Callable[[], float] = time.monotonic) -> None:
         self._node, self._look, self._clock = node, look, clock
-        self._known: dict[Key, tuple[Login, float]] = {}
-        self._asked: dict[Key, asyncio.Future[Login]] = {}
+        self._known: dict[LoginKey, tuple[Login, float]] = {}
+        self._asked: dict[LoginKey, asyncio.Future[Login]] = {}
 
     def known(self, user: str, allow_root: bool) -> Login | None:
         """What was answered lately. Never blocks."""
@@ -90,7 +90,7 @@ class Logins:
                 f"`id {user}` answers there"
             ) from None
 
-    def _ask(self, key: Key) -> asyncio.Future[Login]:
+    def _ask(self, key: LoginKey) -> asyncio.Future[Login]:
         if len(self._asked) >= MOST:
             text = f"{MOST} questions to the user database of {self._node} are not answered; see that `id` is"
             raise NoAnswerError(text)
@@ -99,7 +99,7 @@ class Logins:
         self._asked[key] = future
         return future
 
-    def _take(self, key: Key, found: asyncio.Future[Login]) -> None:
+    def _take(self, key: LoginKey, found: asyncio.Future[Login]) -> None:
         del self._asked[key]
         if found.cancelled() or found.exception() is not None:
             return

@@ -11,20 +11,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 
-from nodeagent.osutil.linux import Marked, kill_marked
+from nodeagent.osutil.linux import MarkedProcesses, kill_marked
 from nodeagent.osutil.threads import in_daemon
 
-Killed = Mapping[Marked, list[int]]
-Look = Callable[[Set[Marked]], Killed]
-Asked = tuple[Marked, asyncio.Future[list[int]]]
+Killed = Mapping[MarkedProcesses, list[int]]
+KillMarked = Callable[[Set[MarkedProcesses]], Killed]
+_Request = tuple[MarkedProcesses, asyncio.Future[list[int]]]
 
 
 class Sweeper:
     """Of one node. ``look`` is ``kill_marked``'s like and may block."""
 
-    def __init__(self, look: Look = kill_marked) -> None:
+    def __init__(self, look: KillMarked = kill_marked) -> None:
         self._look = look
-        self._asked: dict[int, list[Asked]] = {}
+        self._asked: dict[int, list[_Request]] = {}
         """For the next look, by the pods' user."""
         self._looking: set[int] = set()
         """Users whose look is under way."""
@@ -51,7 +51,7 @@ class Sweeper:
         self._looking.add(owner)
         look.add_done_callback(partial(self._end, owner, asked))
 
-    def _end(self, owner: int, asked: Sequence[Asked], look: asyncio.Future[Killed]) -> None:
+    def _end(self, owner: int, asked: Sequence[_Request], look: asyncio.Future[Killed]) -> None:
         self._looking.discard(owner)
         for pod, answer in asked:
             if answer.done():  # its pod was let go

@@ -67,7 +67,7 @@ class Call:
             self.peer.send(line)
 
 
-Handler = Callable[[Call], None]
+CallHandler = Callable[[Call], None]
 """May raise LookupError, TypeError, ValueError, ArithmeticError or RecursionError for a message that is not as it must
 be, OSError for what failed."""
 
@@ -92,10 +92,10 @@ class WorkerLink:
 
     def __init__(self, present: Callable[[], Speakers | None]) -> None:
         self._present = present
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, CallHandler] = {}
         self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
 
-    def add(self, name: str, handler: Handler) -> None:
+    def add(self, name: str, handler: CallHandler) -> None:
         """Have ``worker.NAME`` handled. It must return at once: the shim has one thread."""
         self._handlers[OPS + name] = handler
 

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 
-Handler = Callable[[], object]
+LoopHandler = Callable[[], object]
 
 
 class Delay:
@@ -21,8 +21,8 @@ class Delay:
 
     __slots__ = ("call",)
 
-    def __init__(self, call: Handler) -> None:
-        self.call: Handler | None = call
+    def __init__(self, call: LoopHandler) -> None:
+        self.call: LoopHandler | None = call
 
     def cancel(self) -> None:
         self.call = None
@@ -37,26 +37,26 @@ class Loop:
         self._order = itertools.count()
         self._running = True
 
-    def watch(self, fd: int, handler: Handler) -> None:
+    def watch(self, fd: int, handler: LoopHandler) -> None:
         """Call ``handler`` whenever ``fd`` is readable."""
         self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def forget(self, fd: int) -> None:
         self._selector.unregister(fd)
 
-    def writable(self, fd: int, handler: Handler, wanted: bool, on_write: Handler) -> None:
+    def writable(self, fd: int, handler: LoopHandler, wanted: bool, on_write: LoopHandler) -> None:
         """Also (or no longer) call ``on_write`` when ``fd``, watched with ``handler``, can be written."""
 
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
         self._selector.modify(fd, events, (handler, on_write) if wanted else handler)
 
-    def after(self, seconds: float, call: Handler) -> Delay:
+    def after(self, seconds: float, call: LoopHandler) -> Delay:
         """Call once, ``seconds`` from now."""
         delay = Delay(call)
         heapq.heappush(self._delays, (time.monotonic() + seconds, next(self._order), delay))
         return delay
 
-    def on_child(self, handler: Handler) -> None:
+    def on_child(self, handler: LoopHandler) -> None:
         """Call ``handler`` after children ended."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -80,7 +80,7 @@ class Loop:
                     self._dispatch(key.data, events)
             self._run_delays()
 
-    def _dispatch(self, data: Handler | tuple[Handler, Handler], events: int) -> None:
+    def _dispatch(self, data: LoopHandler | tuple[LoopHandler, LoopHandler], events: int) -> None:
         if isinstance(data, tuple):
             read, write = data
             if events & selectors.EVENT_WRITE:

@@ -32,10 +32,10 @@ from nodeagent.shim.hook import Supervision
 from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to, note
-from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
+from nodeagent.shim.peers import VERSION, AgentCommand, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files, users_below
-from nodeagent.shim.promise import DamagedTokenError, PromisedToken, Token, read_started
+from nodeagent.shim.promise import DamagedTokenError, PromisedToken, TokenWords, read_started
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts, PortSearch, taken
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -85,8 +85,8 @@ class Shim:
         self.first_steps = FirstSteps(
             self.link, self.loop, lambda: self.gang.workers if self.gang is not None else (), self.changed
         )
-        self.promised = PromisedToken(self.loop, self.state / "highest.json")
-        self.started: Token | None = read_started(self.state / "started.json", self.promised.token)
+        self.promised = PromisedToken(self.loop, self.state / "highest.json", write_atomic)
+        self.started: TokenWords | None = read_started(self.state / "started.json", self.promised.token)
         self.retiring = False
         self._pushes = False
         """A push waits for the end of this round of the loop."""
@@ -176,7 +176,7 @@ class Shim:
     def _file(self, path: Path) -> RotatingFile:
         return QueuedFile(self.writer, path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
-    def _received(self, peer: Peer, command: Command) -> None:
+    def _received(self, peer: Peer, command: AgentCommand) -> None:
         op = command.get("op")
         if op == "attach":
             if self.peers.attach(peer):
@@ -188,19 +188,19 @@ class Shim:
         else:
             self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: AgentCommand) -> None:
         try:
             getattr(self, f"_do_{command['op']}", self._unknown)(command)
         except OSError as error:  # a full disk, say: refused, and what runs goes on
             self._refuse(command, str(error))
         self.changed()
 
-    def _refuse(self, command: Command, why: str) -> None:
+    def _refuse(self, command: AgentCommand, why: str) -> None:
         self.peers.notify_agent(f"{command['op']} failed: {why}")
         if command["op"] == "promise":  # never, without a record of it: the next shim says why this node cannot
             self._do_retire(command)
 
-    def _once_promised(self, command: Command) -> None:
+    def _once_promised(self, command: AgentCommand) -> None:
         """Carry it out when its generation is on the disk as promised, unless that is being written for it already."""
 
         def written(trouble: str) -> None:
@@ -213,14 +213,14 @@ class Shim:
         if command["token"] != self.promised.newest:
             self.promised.write(command["token"], written)
 
-    def _unknown(self, command: Command) -> None:
+    def _unknown(self, command: AgentCommand) -> None:
         self.peers.notify_agent(f"unknown command {command['op']}")
 
-    def _do_ping(self, command: Command) -> None:
+    def _do_ping(self, command: AgentCommand) -> None:
         self._push()  # an echo answers all that came before it
         self.peers.echo(command["number"])
 
-    def _do_promise(self, command: Command) -> None:
+    def _do_promise(self, command: AgentCommand) -> None:
         token, newest = command["token"], self.promised.newest
         if self.gang is not None and not self.gang.doomed:
             self.peers.notify_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
@@ -237,14 +237,14 @@ class Shim:
                 if command["rendezvous"]:
                     self.holder.hold(token, local, self.preparation.fork_server, command["above"])
 
-    def _do_relocate(self, command: Command) -> None:
+    def _do_relocate(self, command: AgentCommand) -> None:
         """What is held already stays where it is: the agents know it."""
         if command["address"] != self.pod["address"]:
             self.preparation.relocate(command["address"])
             self.place_ports.search.forget()
             self.holder.relocate(command["address"])
 
-    def _do_start(self, command: Command) -> None:
+    def _do_start(self, command: AgentCommand) -> None:
         token, newest = command["token"], self.promised.newest
         number = token["number"]
         if (newest is not None and number < newest["number"]) or (
@@ -314,7 +314,7 @@ class Shim:
             self.readiness = PlaceReadiness(parts, gang, self.changed)
             self.readiness.watch()
 
-    def _ports_given(self, token: Token) -> list[int]:
+    def _ports_given(self, token: TokenWords) -> list[int]:
         """Those that were kept for the workers of this generation to bind themselves."""
         held = self.holder.held
         ports = self.place_ports.held if self.place_ports.token == token else []
@@ -330,20 +330,20 @@ class Shim:
         if self.hang is not None:
             self.hang.forget(rank)
 
-    def _do_release(self, command: Command) -> None:
+    def _do_release(self, command: AgentCommand) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
             self.gang.release(command["roles"])
 
-    def _do_stop_role(self, command: Command) -> None:
+    def _do_stop_role(self, command: AgentCommand) -> None:
         if self.gang is not None and self.gang.token == command["token"]:
             self.gang.stop_role(command["role"], command["number"])
 
-    def _do_start_role(self, command: Command) -> None:
+    def _do_start_role(self, command: AgentCommand) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
             self.gang.restarts.rounds.start(command["role"], command["number"], command["wait"])
             self.changed()
 
-    def _do_stop(self, command: Command) -> None:
+    def _do_stop(self, command: AgentCommand) -> None:
         if self.readiness is not None:
             self.readiness.close()
         if self.hang is not None:
@@ -352,10 +352,10 @@ class Shim:
             given_up, broken = command.get("given_up"), command.get("broken", False)
             self.gang.stop(command["grace"], given_up, broken, command.get("sooner", {}), command.get("later", ()))
 
-    def _do_committed(self, command: Command) -> None:
+    def _do_committed(self, command: AgentCommand) -> None:
         self.commits.answered(command["request"], command["refused"])
 
-    def _do_look(self, command: Command) -> None:
+    def _do_look(self, command: AgentCommand) -> None:
         limit, gang = command.get("limit"), self.gang
         if limit is None:
             if self.hang is not None:
@@ -374,7 +374,7 @@ class Shim:
         supervision = Supervision(self.loop, self.guard, self.children)
         return WriteOut(supervision, self.snapshots, self.commits, log, changed)
 
-    def _do_retire(self, command: Command) -> None:
+    def _do_retire(self, command: AgentCommand) -> None:
         self.retiring = True
         if self.gang is not None:
             self.gang.stop(None)

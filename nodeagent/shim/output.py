@@ -14,7 +14,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from nodeagent.shim.loop import Delay, Handler, Loop
+from nodeagent.shim.loop import Delay, Loop, LoopHandler
 
 CHUNK = 65536
 PIECE = 16384
@@ -93,12 +93,12 @@ class LogWriter:
         """What keeps a file from being written, of the first by path; empty if nothing does."""
         self._troubles: dict[Path, str] = {}
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Handler, int]] = deque()
+        self._queue: deque[tuple[LoopHandler, int]] = deque()
         self._bytes = 0
         self._busy = self._hung = False
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
-    def put(self, work: Handler, size: int) -> bool:
+    def put(self, work: LoopHandler, size: int) -> bool:
         """Have the thread do this, which keeps so many bytes waiting. False: too much waits already."""
         with self._changed:
             if size and self._bytes + size > WAITING_MOST:

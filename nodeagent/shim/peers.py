@@ -31,7 +31,7 @@ _MAX_LINE = 16 << 20
 MAX_FDS = 8
 """Descriptors that may come, or go, with one line."""
 
-Command = dict[str, Any]
+AgentCommand = dict[str, Any]
 
 
 def status_line(status: dict[str, Any]) -> str:
@@ -63,7 +63,7 @@ class Peer:
         self,
         loop: Loop,
         link: socket.socket,
-        received: Callable[[Peer, Command], None],
+        received: Callable[[Peer, AgentCommand], None],
         closed: Callable[[Peer], None],
     ) -> None:
         self._loop, self._link, self._received, self._closed = loop, link, received, closed
@@ -185,7 +185,7 @@ class ShimPeers:
         loop: Loop,
         folder: Path,
         agent_uid: int,
-        received: Callable[[Peer, Command], None],
+        received: Callable[[Peer, AgentCommand], None],
         agent_changed: Callable[[], None],
     ) -> None:
         self._loop, self._folder, self._agent_uid = loop, folder, agent_uid

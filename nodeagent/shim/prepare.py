@@ -38,7 +38,7 @@ FORK_SERVER_STARTS = 3
 """A fork server that dies this often without a start of workers in between is not started again."""
 
 
-Look = Callable[[Mapping[str, Any]], dict[str, Any]]
+PrepareCheck = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Preparation:
@@ -133,7 +133,7 @@ class Preparation:
         self.check()
 
     def _ask(
-        self, look: Look, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
+        self, look: PrepareCheck, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
     ) -> None:
         """Have a child look. ``late`` is called when it takes too long, before it is killed; ``answered`` when it has
         ended, also then. Raises OSError."""
@@ -283,7 +283,7 @@ def is_number(address: str) -> bool:
     return True
 
 
-def answer(look: Look, pod: dict[str, Any]) -> None:
+def answer(look: PrepareCheck, pod: dict[str, Any]) -> None:
     """In the child: the verdict on standard output, whole or not at all."""
     found = verdict(look, pod).encode()
     if len(found) > MOST_FOUND:

@@ -18,7 +18,7 @@ from typing import Any
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.shim.loop import Loop
 
-Token = dict[str, Any]
+TokenWords = dict[str, Any]
 Written = Callable[[str], None]
 """Gets what went wrong; empty if nothing did."""
 ToDisk = Callable[[Path, str, bool], None]
@@ -29,7 +29,7 @@ class DamagedTokenError(ValueError):
     """The file of a token cannot be understood; the text says which and what to do."""
 
 
-def read_token(path: Path) -> Token | None:
+def read_token(path: Path) -> TokenWords | None:
     """None: it has never been written. Raises DamagedTokenError."""
     try:
         token = json.loads(path.read_text())
@@ -49,7 +49,7 @@ def _damaged(path: Path) -> DamagedTokenError:
     )
 
 
-def read_started(path: Path, promised: Token | None) -> Token | None:
+def read_started(path: Path, promised: TokenWords | None) -> TokenWords | None:
     """The generation that was started here last. It is written without waiting for the disk, so a power cut may leave
     an empty file: then it counts as the promised one, beyond which nothing can have started."""
     try:
@@ -65,23 +65,23 @@ class PromisedToken:
     def __init__(self, loop: Loop, path: Path, to_disk: ToDisk = write_atomic) -> None:
         self._path, self._to_disk = path, to_disk
         self.token = read_token(path)
-        self._under_way: tuple[Token, Written] | None = None
-        self._next: tuple[Token, Written] | None = None
-        self._work = SimpleQueue[Token]()
+        self._under_way: tuple[TokenWords, Written] | None = None
+        self._next: tuple[TokenWords, Written] | None = None
+        self._work = SimpleQueue[TokenWords]()
         self._ended = deque[str]()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.watch(self._wake, self._written)
         threading.Thread(target=self._run, name="promise", daemon=True).start()
 
     @property
-    def newest(self) -> Token | None:
+    def newest(self) -> TokenWords | None:
         """What will be on the disk, unless the disk refuses it."""
         for waits in (self._next, self._under_way):
             if waits is not None:
                 return waits[0]
         return self.token
 
-    def write(self, token: Token, written: Written) -> None:
+    def write(self, token: TokenWords, written: Written) -> None:
         """Have it written, after what is being written now and in the place of what waits for that."""
         if self._under_way is not None:
             self._next = (token, written)

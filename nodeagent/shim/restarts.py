@@ -28,7 +28,7 @@ from nodeagent.shim.output import note
 from nodeagent.shim.worker import Parts, Worker
 
 GANG, WORKER, ROLE = "gang", "worker", "role"
-"""What is started again when a worker fails (``model.jobspec.Alone``)."""
+"""What is started again when a worker fails (``model.jobspec.RestartScope``)."""
 REFORM = (101, 102)
 """Exit codes that ask for the whole gang to be formed anew (``plan.failure.blame.REFORM_CODES``)."""
 RESTARTED_KEPT = 64
@@ -251,7 +251,7 @@ class Restarts:
                 w.again, w.record, w.failed, w.ended = None, w.failed | {"stopped": True}, None, True
 
     def _scope(self, w: Worker, code: int) -> str:
-        """What is started again after this exit code, 128+n for signal n (``model.jobspec.Alone``)."""
+        """What is started again after this exit code, 128+n for signal n (``model.jobspec.RestartScope``)."""
         if not self.may_be_alone(w):
             return GANG
         rules = self._parts.pod["roles"][w.role]["alone"]

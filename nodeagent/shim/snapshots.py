@@ -23,7 +23,7 @@ from typing import Any
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
 from nodeagent.shim.output import RotatingFile
-from nodeagent.shim.peers import VERSION, Command, Peer
+from nodeagent.shim.peers import VERSION, AgentCommand, Peer
 from nodeagent.shim.worker import Worker
 
 BUFFERS = 2
@@ -210,7 +210,7 @@ class WriteOut:
             held, self._held = self._held, None
             held()
 
-    def _received(self, peer: Peer, asked: Command) -> None:
+    def _received(self, peer: Peer, asked: AgentCommand) -> None:
         """A commit is held back while workers live: theirs may be on its way, and is later."""
         if self.over:
             return
@@ -222,7 +222,7 @@ class WriteOut:
             self._reported = True
             self.text = "" if self._outdone else str(asked.get("text", ""))[:MOST_TEXT]
 
-    def _request(self, peer: Peer, asked: Command) -> None:
+    def _request(self, peer: Peer, asked: AgentCommand) -> None:
         def answer(refused: str) -> None:
             peer.send(json.dumps({"v": VERSION, "refused": refused}))
 

@@ -42,18 +42,18 @@ def _verify(value: object) -> tuple[str, ...] | None:
     return None if value == OFF else _command(value)
 
 
-Command = Annotated[tuple[str, ...] | None, BeforeValidator(_command), WithJsonSchema(_COMMAND)]
+HealthCommand = Annotated[tuple[str, ...] | None, BeforeValidator(_command), WithJsonSchema(_COMMAND)]
 
 
 class RepairConfig(Section):
     """What the agent repairs by itself; without a command it asks for it, and does nothing."""
 
-    gpu_reset: Command = None
+    gpu_reset: HealthCommand = None
     """Resets a GPU. With `{gpu}` (its UUID) in it, that GPU alone; without, all of them, so the node is drained
     first."""
-    reboot: Command = None
+    reboot: HealthCommand = None
     """Reboots the machine, which is drained first."""
-    service: Command = None
+    service: HealthCommand = None
     """Calls for a person: run once for each verdict that only service heals."""
     verify: Annotated[
         tuple[str, ...] | None,
@@ -124,7 +124,7 @@ def _folders(value: object) -> tuple[str, ...]:
     return tuple(str(absolute(one, "folder")) for one in value)
 
 
-Rules = Annotated[frozenset[str], BeforeValidator(_rules), WithJsonSchema(_IDS)]
+RuleNames = Annotated[frozenset[str], BeforeValidator(_rules), WithJsonSchema(_IDS)]
 
 
 _SHARE = {"type": ["string", "number"], "examples": ["80%"]}
@@ -203,9 +203,9 @@ class HealthConfig(Section):
         Field(ge=1, le=7 * 86_400),
     ] = 600.0
     """How long a repaired device is watched before it is trusted with work again."""
-    dry_run: Rules = frozenset()
+    dry_run: RuleNames = frozenset()
     """Rules that are shown and counted, and never acted upon."""
-    ignore: Rules = frozenset()
+    ignore: RuleNames = frozenset()
     """Rules that are not looked at."""
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
     """Folders that jobs need: the node is used last while one is full, read-only or missing, or does not answer."""

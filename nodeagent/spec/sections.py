@@ -119,16 +119,16 @@ def _names(value: object) -> object:
     raise CheckError(f"{units.show(value)} is not a list of names", "write for instance [alice, bob]")
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+UserNames = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class SubmitConfig(Section):
     """Who may submit jobs: with neither list everybody, else those on one of them. Root, the agent's own user and
     operators always may."""
 
-    users: Names = ()
+    users: UserNames = ()
     """Users by name."""
-    groups: Names = ()
+    groups: UserNames = ()
     """Unix groups whose members may."""
 
 

@@ -20,7 +20,7 @@ from nodeagent.store.whois import TlsFileError, client_context
 from nodeagent.store.wire import LONGEST_REPLY, Connection
 
 T = TypeVar("T")
-Login = tuple[str | None, str | None]
+StoreLogin = tuple[str | None, str | None]
 """User and password."""
 
 LONGEST_PASSWORD = 4096
@@ -89,7 +89,7 @@ class StoreEndpoint:
 
     async def renew(self) -> None:
         """Read all files anew, before a connection is made; bounded. Raises ``AccessError`` if one cannot be used."""
-        found: list[FileReading[Login] | FileReading[ssl.SSLContext | None]] = []
+        found: list[FileReading[StoreLogin] | FileReading[ssl.SSLContext | None]] = []
         found += [self._login] if self._config.password_file else []
         found += [self._sentinel_login] if self._config.sentinel.password_file else []
         found += [self._tls] if self.place.tls else []
@@ -126,11 +126,11 @@ class StoreEndpoint:
     def _network(self, host: tuple[str, int]) -> Connection:
         return Connection(host, self._tls.last, self._longest)
 
-    def _read_login(self) -> Login:
+    def _read_login(self) -> StoreLogin:
         file = self._config.password_file
         return self.place.user, read_secret(file) if file else self.place.password
 
-    def _read_sentinel_login(self) -> Login:
+    def _read_sentinel_login(self) -> StoreLogin:
         sentinel = self._config.sentinel
         return sentinel.user, read_secret(sentinel.password_file) if sentinel.password_file else None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
-Place = PathLike[str] | str
+FilePath = PathLike[str] | str
 
 
 class NotPrimaryError(ConnectionError):
@@ -42,7 +42,9 @@ class TlsFileError(OSError):
     """A certificate or key that cannot be used; ``str()`` is a sentence for people."""
 
 
-def client_context(ca: Place | None, cert: Place | None, key: Place | None, *, check_name: bool) -> ssl.SSLContext:
+def client_context(
+    ca: FilePath | None, cert: FilePath | None, key: FilePath | None, *, check_name: bool
+) -> ssl.SSLContext:
     """``ca``: None trusts the system's authorities; a file trusts only those in it. ``key``: None if the key is in
     ``cert``. Raises TlsFileError."""
     import ssl  # it costs the lease process memory, which a store without TLS need not

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from nodeagent.train import folder as files
 from nodeagent.train.context import context
-from nodeagent.train.flat import State
+from nodeagent.train.flat import TrainingState
 from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.snapshots import announce, gather_seen, load_written, own_snapshots
@@ -62,7 +62,7 @@ class Checkpoints:
 
     # -- saving
 
-    def save(self, state: State, step: int) -> bool:
+    def save(self, state: TrainingState, step: int) -> bool:
         """Begin to write the state of ``step``; the state may be changed as soon as this returns. False: the checkpoint
         is left out, since the previous one is still being written or waits for the store (use ``save_now`` if it must
         not be), or the folder cannot be read."""
@@ -85,7 +85,7 @@ class Checkpoints:
         self._thread.start()
         return True
 
-    def save_now(self, state: State, step: int) -> bool:
+    def save_now(self, state: TrainingState, step: int) -> bool:
         """Save, and wait; returns whether the checkpoint was committed. Does not leave it out for an earlier one: for
         leaving, and for the end."""
         self.wait()
@@ -183,7 +183,7 @@ class Checkpoints:
         found = self._candidates()
         return found[0] if found else None
 
-    def load(self, state: State) -> int | None:
+    def load(self, state: TrainingState) -> int | None:
         """Load the newest committed and whole checkpoint into ``state``; returns its step, or None. Damaged ones are
         named and skipped."""
         for entry in self._candidates():
@@ -238,7 +238,7 @@ class Checkpoints:
         return found
 
 
-def resume(state: State, checkpoints: Checkpoints) -> int:
+def resume(state: TrainingState, checkpoints: Checkpoints) -> int:
     """Load the newest state: from memory, else from disk. Returns its step; 0 if there is none, and then nothing was
     changed. Every rank calls it once, before its first step."""
     newest = checkpoints.newest() if context().checkpoint else None
@@ -259,7 +259,7 @@ def _first_failure(error: CheckpointException) -> str:
     return _described(rank, cause)
 
 
-def _taken(state: State) -> dict[str, Any]:
+def _taken(state: TrainingState) -> dict[str, Any]:
     """The parts that DCP saves and loads: their names do not depend on how the model is wrapped or sharded."""
     taken: dict[str, Any] = {}
     for name, value in state.items():
@@ -272,7 +272,7 @@ def _taken(state: State) -> dict[str, Any]:
     return taken
 
 
-def _put(state: State, loaded: Mapping[str, Any]) -> None:
+def _put(state: TrainingState, loaded: Mapping[str, Any]) -> None:
     for name, value in list(state.items()):
         if isinstance(value, torch.nn.Module):
             set_model_state_dict(value, loaded[name])
@@ -282,7 +282,7 @@ def _put(state: State, loaded: Mapping[str, Any]) -> None:
             state[name] = loaded[name]
 
 
-def _model_of(state: State, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+def _model_of(state: TrainingState, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
     """The module in the state that has the optimizer's parameters."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in state.values():

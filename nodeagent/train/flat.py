@@ -18,7 +18,7 @@ import torch
 
 ALIGN = 64
 
-State = MutableMapping[str, Any]
+TrainingState = MutableMapping[str, Any]
 """Names to parts of the state: modules, optimizers, any object with ``state_dict`` and ``load_state_dict``; or
 values."""
 
@@ -72,7 +72,7 @@ def put_together(rest: bytes, data: torch.Tensor, state: Mapping[str, Any]) -> d
     return found
 
 
-def put_back(state: State, found: Mapping[str, Any]) -> None:
+def put_back(state: TrainingState, found: Mapping[str, Any]) -> None:
     """Load the stored parts into the state. Raises KeyError if a part is missing."""
     missing = sorted(set(state) - set(found))
     if missing:

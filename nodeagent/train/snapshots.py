@@ -28,8 +28,8 @@ import torch.distributed as dist
 from nodeagent.train.context import Context, context
 from nodeagent.train.flat import (
     Flat,
-    State,
     TensorPlace,
+    TrainingState,
     UnfitStateError,
     copy_into,
     cut,
@@ -54,7 +54,7 @@ PIECE = 64 << 20
 """Bytes that ``hand_out`` sends in one message."""
 
 T = TypeVar("T")
-Parts = tuple[bytes, torch.Tensor]
+StateParts = tuple[bytes, torch.Tensor]
 """The rest of a state and its tensors' bytes, for ``flat.put_together``."""
 
 
@@ -98,7 +98,7 @@ class WorkerSnapshots:
         """The buffer that is not written next."""
         self._not_before = 0.0
 
-    def take(self, state: State, step: int, *, replicated: bool = False) -> bool:
+    def take(self, state: TrainingState, step: int, *, replicated: bool = False) -> bool:
         """See ``nodeagent.train.snapshot``."""
         if self._link is None or time.monotonic() < self._not_before:
             return False
@@ -149,7 +149,7 @@ class WorkerSnapshots:
         self._buffers[index] = made
         return made
 
-    def load(self, state: State, since: tuple[int, int] = (0, 0)) -> int | None:
+    def load(self, state: TrainingState, since: tuple[int, int] = (0, 0)) -> int | None:
         """See ``nodeagent.train.restore``. Snapshots older than ``since`` (generation, step) do not count."""
         if self._link is None:
             return None
@@ -185,7 +185,7 @@ class WorkerSnapshots:
 
     def _agree(
         self, found: FoundSnapshots, offers: list[SnapshotOffer], since: tuple[int, int]
-    ) -> tuple[Choice | None, Parts | None]:
+    ) -> tuple[Choice | None, StateParts | None]:
         """The choice of all ranks, and this node's own copy of it, if it has one. A damaged snapshot is removed from
         the offers, and the ranks choose again."""
         world = self._place.world_size
@@ -212,7 +212,7 @@ class WorkerSnapshots:
                 self._newest = index
 
 
-def _whole(found: FoundSnapshot) -> Parts | None:
+def _whole(found: FoundSnapshot) -> StateParts | None:
     """Both parts, if they are what was sealed."""
     if found.header is None:
         return None
@@ -247,7 +247,7 @@ def gather_seen(look: Callable[[], T], nothing: T, gathered: Callable[[Any], lis
     return [one for one, _ in found]
 
 
-def hand_out(giver: int, given: Parts | None, wanted: bool) -> Parts | None:
+def hand_out(giver: int, given: StateParts | None, wanted: bool) -> StateParts | None:
     """A collective: sends the giver's value (None on all others) to the ranks that want it; the other ranks
     take part and get None."""
     shared: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
@@ -274,7 +274,7 @@ def device_among(types: Sequence[str]) -> torch.device:
     return torch.device(types[0], torch.get_device_module(types[0]).current_device())
 
 
-def read_written(path: Path, rank: int, world: int) -> Parts:
+def read_written(path: Path, rank: int, world: int) -> StateParts:
     """The parts of a written snapshot from which this rank of a gang of ``world`` ranks continues. Raises ValueError
     with the reason if it cannot; OSError where they could not be looked at."""
     named = read_manifest(path)
@@ -294,7 +294,7 @@ def read_written(path: Path, rank: int, world: int) -> Parts:
     return _checked(path / name, content, header)
 
 
-def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
+def _checked(path: Path, content: mmap.mmap, header: Header) -> StateParts:
     end = HEADER + header.data_bytes
     rest, body = content[end : end + header.rest_bytes], torch.frombuffer(content, dtype=torch.uint8)[HEADER:end]
     if zlib.crc32(rest) != header.rest_crc or total(body) != header.data_sum:
@@ -302,10 +302,10 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
     return rest, body
 
 
-def load_written(state: State, path: Path, rank: int, world: int) -> str:
+def load_written(state: TrainingState, path: Path, rank: int, world: int) -> str:
     """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
     rank, or "". Raises OSError where its files could not be looked at."""
-    parts, found = list[Parts](), {}
+    parts, found = list[StateParts](), {}
 
     def read() -> str:
         try:
@@ -342,7 +342,7 @@ def own_snapshots() -> WorkerSnapshots:
     return _own[0]
 
 
-def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
+def snapshot(state: TrainingState, step: int, *, replicated: bool = False) -> bool:
     """Keep the state of ``step`` in this node's memory; returns whether it is kept (under torchrun it is not).
 
     Every rank calls it at the same steps. ``replicated``: all ranks have the same state, as with
@@ -351,7 +351,7 @@ def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
     return own_snapshots().take(state, step, replicated=replicated)
 
 
-def restore(state: State) -> int | None:
+def restore(state: TrainingState) -> int | None:
     """Load the newest snapshot that every rank can get into ``state``, in place; returns its step. It comes from
     memory, or from the disk if it was written there when the nodes of this job, or of an earlier one with the same
     checkpoint_dir, were given up; damaged ones are named and passed over. None: there is none, and nothing was changed.

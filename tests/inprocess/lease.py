@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nodeagent.lease.core import State
+from nodeagent.lease.core import LeaseState
 from nodeagent.lease.lending import LoanRow, Promises
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse, unannounced
 from nodeagent.lease.withdrawals import jobs_and_numbers
@@ -91,5 +91,5 @@ class Words:
     def elsewhere(self, era: str | None) -> str:
         return self.renewed_at if era != self.renewed_in else ""
 
-    def status(self) -> tuple[State, str]:
+    def status(self) -> tuple[LeaseState, str]:
         return "idle", ""

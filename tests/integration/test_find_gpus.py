@@ -79,7 +79,7 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
 async def test_the_first_start_of_a_boot_waits_for_gpus_that_are_slow_to_come_up(start: Start) -> None:
     """A node that was never seen before had joined by then, without GPUs: a job that takes all of a node's GPUs got one
     worker there, without any."""
-    start.driver(f"cold {1000 * PATIENCE:g}")
+    start.driver(f"cold {1000 * DRIVER_LIMIT:g}")
     assert [gpu.healthy for gpu in (await start())[0]] == [False, False], "a later start does not"
     assert await start(first=True) == (FOUND, "")
 

@@ -11,7 +11,7 @@ from nodeagent.model.world import Generation, GenerationState, Member, Token
 from nodeagent.plan.failure.faults import all_succeeded
 from nodeagent.plan.failure.policies import BY
 from nodeagent.plan.job.running import scaled_size
-from nodeagent.plan.steps import GENERATION, POD, PodState, may_become, phase_may_become, pod_state
+from nodeagent.plan.steps import GENERATION, POD, PodStage, may_become, phase_may_become, pod_state
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine, SimPod
 
@@ -51,7 +51,7 @@ class Checker:
         """Jobs that were seen to have ended."""
         self._generation_states: dict[str, tuple[Token, GenerationState]] = {}
         """Job to its newest generation, and the state that this was seen in."""
-        self._pods: dict[str, dict[str, PodState]] = {}
+        self._pods: dict[str, dict[str, PodStage]] = {}
         """Machine to the state of its pod of each job."""
         self._started: dict[tuple[str, str], int] = {}
         self._orders: dict[str, tuple[Token, Mapping[str, Member]]] = {}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from nodeagent.lease.core import Core, Departure, State
+from nodeagent.lease.core import Core, Departure, LeaseState
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.links import MOST_LINKS
@@ -375,6 +375,6 @@ class SimLeaseProcess:
     def elsewhere(self, era: str | None) -> str:
         return ""
 
-    def status(self) -> tuple[State, str]:
+    def status(self) -> tuple[LeaseState, str]:
         core = self._lease.core
         return (core.state, core.away) if core is not None else ("idle", "")

@@ -99,6 +99,24 @@ def test_each_public_class_name_exists_once() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
+ALIAS = re.compile(r"[A-Z]+[a-z]\w*")
+
+
+def test_a_name_of_a_type_means_one_thing() -> None:
+    """Several modules may give the same name to the very same type, and none to another one, or to a class."""
+    found: dict[str, set[str]] = {}
+    for file in FILES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add("a class")
+        for node in tree(file).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp() | ast.Name() as value):
+                    if ALIAS.fullmatch(name):
+                        found.setdefault(name, set()).add(ast.unparse(value))
+    assert {name: types for name, types in found.items() if len(types) > 1} == {}
+
+
 VAGUE = re.compile(r"(?<![a-z])(told|said|heard|wish(es|ed)?|mend(s|ed)?|cares?|whoever)(?![a-z])", re.IGNORECASE)
 """Words that name nothing: what was reported, published, received, wanted or repaired has a word of its own."""
 

@@ -35,7 +35,7 @@ RAW = 200
 HOUR = 3600.0
 SHOWS_NEWEST = frozenset({FOREIGN.id, SHARED.id})
 """Rules that show the newest reading, not the first: who uses the GPU now."""
-Key = tuple[str, str]
+VerdictKey = tuple[str, str]
 """Rule and device."""
 
 
@@ -62,9 +62,9 @@ class JudgeMemory:
     repairs: tuple[Repair, ...] = ()
     at: float = 0.0
     """When it was judged last."""
-    holding: Mapping[Key, float] = field(default_factory=dict)
+    holding: Mapping[VerdictKey, float] = field(default_factory=dict)
     """Rules that fire but have not held for long enough: since when."""
-    tallies: Mapping[Key, Tally] = field(default_factory=dict)
+    tallies: Mapping[VerdictKey, Tally] = field(default_factory=dict)
     """Of rules with a window, how much of it they held."""
 
 
@@ -102,7 +102,7 @@ def judge(
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
     fired = _worst(judge_events(past, events, memory.at, at, bad_links, _clean(now), policy.declared))
     fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
-    holding: dict[Key, float] = {}
+    holding: dict[VerdictKey, float] = {}
     tallies = dict(memory.tallies)
     for key, look in seen.items():
         if look.rule.id in policy.off or not look.fires:
@@ -171,7 +171,7 @@ def verified(
     return replace(memory, verdicts=verdicts)
 
 
-def escalated(memory: JudgeMemory, keys: Collection[Key], at: float, raw: str) -> JudgeMemory:
+def escalated(memory: JudgeMemory, keys: Collection[VerdictKey], at: float, raw: str) -> JudgeMemory:
     """The repair of these verdicts did not help (``raw`` says how): each holds, and asks for the next heavier one."""
     meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
     done = {(r.device, r.rule): r.action for r in memory.repairs}  # the newest of each
@@ -213,9 +213,9 @@ def _clean(now: Readings) -> frozenset[str]:
     return frozenset(clean | {""}) if whole else frozenset(clean)
 
 
-def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
+def _worst(found: Iterable[Fired]) -> dict[VerdictKey, Fired]:
     """One for each rule and device: of several (a suspicion, and what confirms it) the worst."""
-    out: dict[Key, Fired] = {}
+    out: dict[VerdictKey, Fired] = {}
     for one in found:
         key = (one.rule.id, one.device)
         if key not in out or ORDER[one.rule.severity] >= ORDER[out[key].rule.severity]:
@@ -223,9 +223,9 @@ def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
     return out
 
 
-def _combined(seen: Iterable[DeviceLook]) -> dict[Key, DeviceLook]:
+def _combined(seen: Iterable[DeviceLook]) -> dict[VerdictKey, DeviceLook]:
     """One look for each rule and device: of several (two probes, say) one that fires."""
-    out: dict[Key, DeviceLook] = {}
+    out: dict[VerdictKey, DeviceLook] = {}
     for look in seen:
         key = (look.rule.id, look.device)
         if key not in out or look.fires:

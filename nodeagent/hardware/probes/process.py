@@ -39,7 +39,7 @@ NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionErro
 """What the parsing of JSON raises that is not as it must be."""
 ROOT = Path(__file__).parents[3]
 
-Received = Callable[[dict[str, Any]], None]
+TakeMessage = Callable[[dict[str, Any]], None]
 """Takes in a message. Raises NotUnderstoodError for one that is not as it must be; what else it raises is an error of
 the agent's own."""
 
@@ -81,7 +81,7 @@ class Probe:
         command: Callable[[], Sequence[str]],
         environ: Mapping[str, str],
         limits: ProbeLimits,
-        received: Received,
+        received: TakeMessage,
         changed: Callable[[], None],
         optional: Callable[[], bool] = lambda: False,
     ) -> None:

@@ -166,7 +166,7 @@ def by_key(lines: Iterable[UsageLine], by: By) -> dict[str, list[UsageLine]]:
     return found
 
 
-Parts = dict[tuple[int, str], list[float]]
+DeviceSeconds = dict[tuple[int, str], list[float]]
 """Owner and queue to device-seconds."""
 
 
@@ -198,7 +198,7 @@ def _decayed(cluster: Cluster, served: int, half_life: float) -> Decayed:
     now, notes = _now(cluster, used, served), cluster.notes
     what = f"decayed past {half_life} {now}"
     past = notes.once(what, (cluster.usage,), lambda _before: _decayed_past(cluster, now, half_life))
-    parts = Parts({key: [seconds] for key, seconds in past.items()})
+    parts = DeviceSeconds({key: [seconds] for key, seconds in past.items()})
     weights = _Weights(now, half_life)
     for job in used:
         here = parts.setdefault((job.owner, queue_of(job.spec.queue)), [])

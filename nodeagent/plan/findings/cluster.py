@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from nodeagent.model.base import Record
-from nodeagent.model.facts import Finding, Severity
+from nodeagent.model.facts import Finding, FindingSeverity
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, Filled, JobRecord, Owned, Quota, Setback
 from nodeagent.model.node import NodeRecord, Readiness
@@ -492,7 +492,7 @@ def judge_cuts(cuts: Mapping[str, tuple[Cut, ...]], now: float) -> tuple[Placed,
 
 def ranked(found: Iterable[Placed]) -> list[Placed]:
     """Errors first, otherwise in the order found."""
-    order: tuple[Severity, ...] = ("error", "warning", "info")
+    order: tuple[FindingSeverity, ...] = ("error", "warning", "info")
     return sorted(found, key=lambda placed: order.index(placed[1].severity))
 
 

@@ -18,7 +18,7 @@ from nodeagent.plan.fairshare.resources import of_devices, together
 from nodeagent.plan.nodes import failsafe
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy, gpus_per_worker, ranked
 from nodeagent.plan.nodes.health import remarkable
-from nodeagent.plan.nodes.labels import Path
+from nodeagent.plan.nodes.labels import TopologyPath
 from nodeagent.plan.nodes.setbacks import joined_at
 from nodeagent.plan.placing.arranging import arrange, arranged, may_move
 from nodeagent.plan.placing.placement import Placement, choose
@@ -187,7 +187,7 @@ def left_out(cluster: Cluster, job: JobRecord, placement: Placement) -> dict[str
 def order_nodes(
     last: Generation | None,
     chosen: Sequence[str],
-    paths: Mapping[str, Path] | None = None,
+    paths: Mapping[str, TopologyPath] | None = None,
     segment: int = 0,
     portless: Collection[str] = (),
 ) -> list[str]:
@@ -210,7 +210,7 @@ def order_nodes(
 
 
 def _ordered(
-    last: Generation | None, chosen: Sequence[str], paths: Mapping[str, Path] | None, segment: int
+    last: Generation | None, chosen: Sequence[str], paths: Mapping[str, TopologyPath] | None, segment: int
 ) -> list[str]:
     old = {m.node: m.group_rank for m in last.ordered()} if last is not None else {}
     if not segment:
@@ -221,7 +221,7 @@ def _ordered(
     return [n for name in _fill(was, list(groups), {}) for n in _fill(inside[name], groups[name], {})]
 
 
-def _fill(old: Mapping[str, int], chosen: Sequence[str], paths: Mapping[str, Path]) -> list[str]:
+def _fill(old: Mapping[str, int], chosen: Sequence[str], paths: Mapping[str, TopologyPath]) -> list[str]:
     stay = sorted((n for n in chosen if n in old), key=lambda n: old[n])
     new = [n for n in chosen if n not in old]
     out: list[str] = []
@@ -235,7 +235,7 @@ def _fill(old: Mapping[str, int], chosen: Sequence[str], paths: Mapping[str, Pat
     return out
 
 
-def _neighbour(of: str, new: Sequence[str], paths: Mapping[str, Path]) -> int:
+def _neighbour(of: str, new: Sequence[str], paths: Mapping[str, TopologyPath]) -> int:
     """Which newcomer is nearest; of equals the first."""
     if len(new) == 1 or not (path := paths.get(of)):
         return 0
@@ -253,7 +253,7 @@ def make_world(
     role: Role,
     facts: Mapping[str, NodeFacts],
     places: Mapping[str, tuple[Place, ...]],
-    paths: Mapping[str, Path] | None = None,
+    paths: Mapping[str, TopologyPath] | None = None,
     segment: int = 0,
     joined: Mapping[str, int] | None = None,
 ) -> dict[str, Member]:

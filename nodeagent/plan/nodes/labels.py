@@ -12,7 +12,7 @@ from nodeagent.model.constraints import Constraints, Match, value_of
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
-Path = tuple[str, ...]
+TopologyPath = tuple[str, ...]
 """A node's values of the topology's labels, the largest domain first; empty text where it has none."""
 
 
@@ -23,12 +23,12 @@ class Tree:
     levels: tuple[str, ...]
     labels: Mapping[str, Mapping[str, str]]
     """Each node's."""
-    _paths: dict[tuple[str, ...], Mapping[str, Path]] = field(default_factory=dict)
+    _paths: dict[tuple[str, ...], Mapping[str, TopologyPath]] = field(default_factory=dict)
     _allowed: dict[Constraints, frozenset[str]] = field(default_factory=dict)
     _scores: dict[Constraints, Mapping[str, int]] = field(default_factory=dict)
     _terms: dict[Match, Collection[str]] = field(default_factory=dict)
 
-    def paths(self, levels: tuple[str, ...]) -> Mapping[str, Path]:
+    def paths(self, levels: tuple[str, ...]) -> Mapping[str, TopologyPath]:
         """Each node's path by these levels."""
         found = self._paths.get(levels)
         if found is None:

@@ -15,7 +15,7 @@ from nodeagent.model.constraints import NODE, Constraints
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.plan.cluster import Cluster, natural, some
-from nodeagent.plan.nodes.labels import Path, tree
+from nodeagent.plan.nodes.labels import TopologyPath, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class GangLayout:
     """How the nodes of one gang are to lie."""
 
     levels: tuple[str, ...]
-    paths: Mapping[str, Path]
+    paths: Mapping[str, TopologyPath]
     within: int = 0
     """All of them are in one domain of so many levels; 0: they need not be."""
     segment: int = 0
@@ -80,7 +80,7 @@ def _depth(nodes: Sequence[str], gang: GangLayout) -> int:
 def most(nodes: Iterable[str], gang: GangLayout) -> int:
     """How many of these nodes could be in one gang."""
     leaves = Counter(gang.paths[n] for n in nodes if _placed(gang, n))
-    domains = Counter[Path]()
+    domains = Counter[TopologyPath]()
     for path, count in leaves.items():
         domains[path[: gang.within]] += segments_of(count, gang.segment)
     return max(domains.values(), default=0)
@@ -110,18 +110,18 @@ def _placed(gang: GangLayout, node: str) -> bool:
     return (not gang.within or bool(path[gang.within - 1])) and (not gang.segment or bool(path and path[-1]))
 
 
-def _in(gang: GangLayout, node: str, domain: Path) -> bool:
+def _in(gang: GangLayout, node: str, domain: TopologyPath) -> bool:
     return gang.paths[node][: len(domain)] == domain
 
 
 def _home(
     gang: GangLayout, staying: Sequence[str], others: Sequence[str], want: int, least: int, had: int
-) -> Path | None:
+) -> TopologyPath | None:
     """The domain that a gang with survivors stays in; None: it moves to another as a whole. It moves only where it
     would have to become smaller, or could not go on, and another domain holds as many as it was."""
     if not gang.within:
         return ()
-    able = Counter[Path]()
+    able = Counter[TopologyPath]()
     for path, count in Counter(gang.paths[n] for n in (*staying, *others)).items():
         able[path[: gang.within]] += segments_of(count, gang.segment)
     homes = Counter(gang.paths[n][: gang.within] for n in staying)
@@ -198,8 +198,8 @@ def _split(nodes: Sequence[str], want: int, gang: GangLayout, warm: Collection[s
     return got + alone[: want - len(got)]
 
 
-def _by_domain(nodes: Iterable[str], gang: GangLayout, depth: int) -> dict[Path, list[str]]:
-    found: dict[Path, list[str]] = {}
+def _by_domain(nodes: Iterable[str], gang: GangLayout, depth: int) -> dict[TopologyPath, list[str]]:
+    found: dict[TopologyPath, list[str]] = {}
     for node in nodes:
         path = gang.paths[node]
         if depth == 0 or path[depth - 1]:
@@ -207,7 +207,7 @@ def _by_domain(nodes: Iterable[str], gang: GangLayout, depth: int) -> dict[Path,
     return found
 
 
-def _sortable(domain: Path) -> tuple[object, ...]:
+def _sortable(domain: TopologyPath) -> tuple[object, ...]:
     return tuple(natural(part) for part in domain)
 
 
@@ -226,7 +226,9 @@ def _beside(
     return chosen
 
 
-def nearest(nodes: Sequence[str], want: int, paths: Mapping[str, Path], to: Sequence[Path]) -> list[str]:
+def nearest(
+    nodes: Sequence[str], want: int, paths: Mapping[str, TopologyPath], to: Sequence[TopologyPath]
+) -> list[str]:
     """So many of these nodes: one near each of the places ``to`` in turn, then more near the last of them, of equally
     near ones the first."""
     if want <= 0:
@@ -234,14 +236,14 @@ def nearest(nodes: Sequence[str], want: int, paths: Mapping[str, Path], to: Sequ
     if not to or not to[0]:
         return list(nodes[:want])
     places = list(dict.fromkeys(to))
-    at: dict[Path, list[str]] = {}
+    at: dict[TopologyPath, list[str]] = {}
     for node in reversed(nodes):
         path = paths[node]
         for depth in range(len(path) + 1):
             at.setdefault(path[:depth], []).append(node)
     chosen: dict[str, None] = {}
 
-    def one(goals: Sequence[Path]) -> bool:
+    def one(goals: Sequence[TopologyPath]) -> bool:
         for depth in range(len(to[0]), -1, -1):
             for goal in goals:
                 here = at.get(goal[:depth], [])

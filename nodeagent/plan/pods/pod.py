@@ -40,7 +40,7 @@ from nodeagent.plan.queueing.heldback import line
 from nodeagent.plan.queueing.queue import line_key, next_up
 from nodeagent.pods.base import PodStatus
 
-Rule = Callable[[PodCase], PodAction | None]
+PodRule = Callable[[PodCase], PodAction | None]
 """None: it has nothing to say; the next rule is asked."""
 
 
@@ -239,7 +239,7 @@ def prepare(case: PodCase) -> PodAction | None:
     return Prepare(case.job.uid, "the job may need this node")
 
 
-RULES: tuple[Rule, ...] = (form, run, end, release, retire, failsafe, prepare)
+RULES: tuple[PodRule, ...] = (form, run, end, release, retire, failsafe, prepare)
 """The first one that has something to say decides, as of ``decide_pod``."""
 
 

@@ -20,7 +20,7 @@ from nodeagent.plan.nodes.candidates import (
     staying,
 )
 from nodeagent.plan.nodes.health import takes_work, worn_nodes
-from nodeagent.plan.nodes.labels import Path
+from nodeagent.plan.nodes.labels import TopologyPath
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.nodes.setbacks import doubtful
 from nodeagent.plan.placing.arranging import arrange, arranged, may_move
@@ -196,10 +196,10 @@ def _near_spares(
     return set()
 
 
-def _first(cluster: Cluster, job: JobRecord, domain: Path, taken: Collection[str]) -> list[str]:
+def _first(cluster: Cluster, job: JobRecord, domain: TopologyPath, taken: Collection[str]) -> list[str]:
     """Of a domain's nodes with room for one of the job's places, the one with the fewest pods."""
     gang = gang_of(cluster, job.spec)
-    known = cluster.once("near", lambda _before: dict[object, dict[Path, list[str]]]())
+    known = cluster.once("near", lambda _before: dict[object, dict[TopologyPath, list[str]]]())
     shape = gang.levels, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
     if (by_domain := known.get(shape)) is None:
         by_domain = known[shape] = {}

@@ -119,7 +119,9 @@ def with_crowd(report: PodReport | None, share: float) -> PodReport | None:
     return report.model_copy(update={"crowded": crowded})
 
 
-def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
+def with_alone(
+    report: PodReport | None, sent: PodReport | None, status: PodStatus, case: RestartContext
+) -> PodReport | None:
     """The same, with the workers that were started again alone: those that were reported before, and the new ones."""
     before = sent.alone if sent is not None else ()
     last = before[-1].order if before else -1
@@ -133,7 +135,7 @@ def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStat
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class RestartContext:
     """Whose workers were started again alone, and when (served time, ms) that is learned."""
 
     member: Member
@@ -142,7 +144,7 @@ class Alone:
     """As of ``blame.memory_share``."""
 
 
-def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
+def _alone(exited: WorkerExit, case: RestartContext, newest: bool) -> AloneRestart:
     place = case.member.place_of(exited.rank)
     name = f"{place.name}, rank {exited.rank}," if place is not None else f"rank {exited.rank}"
     return AloneRestart(

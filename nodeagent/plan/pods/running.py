@@ -18,7 +18,7 @@ from nodeagent.plan.nodes.members import present_members
 from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, Release, ReportPod, Start, StartRole, Stop, StopRole
 from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.plan.pods.report import (
-    Alone,
+    RestartContext,
     cut_short,
     doom,
     failure_words,
@@ -98,7 +98,7 @@ def own_report(case: PodCase, generation: Generation, status: PodStatus, *, doom
         report = with_completion(report, status, member, job.spec.completes, asked)
     if status.ready and not status.quiet:
         report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
-    report = with_alone(report, sent, status, Alone(member, case.cluster.served, share))
+    report = with_alone(report, sent, status, RestartContext(member, case.cluster.served, share))
     if status.rounds:
         report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
     return _report(case, generation, report)

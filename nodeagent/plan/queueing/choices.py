@@ -20,9 +20,9 @@ from nodeagent.plan.queueing.room import shut_for
 MOST_TIMES = 8
 """Of so many times what is free by then is kept: one search looks at about as many, and the next at the same ones."""
 
-Pick = Callable[[int], Sequence[str]]
+PickFree = Callable[[int], Sequence[str]]
 """The nodes for a gang among those that are free by a served time; none where these are too few."""
-Choices = tuple[Mapping[str, int], Callable[[int], bool], Pick]
+Choices = tuple[Mapping[str, int], Callable[[int], bool], PickFree]
 """The served time at which each node is free; whether those that are free by a served time are enough; and which are
 taken then."""
 

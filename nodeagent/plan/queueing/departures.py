@@ -34,7 +34,7 @@ UNKNOWN = 1 << 62
 """The served time at which a job without a time limit leaves its nodes."""
 NO_NODES: frozenset[str] = frozenset()
 
-Pick = Callable[[JobRecord, Collection[str]], str | None]
+PickGiven = Callable[[JobRecord, Collection[str]], str | None]
 """The node that a job gives back next, if it has one; not one of these, which were chosen already."""
 
 
@@ -54,7 +54,7 @@ def lent(cluster: Cluster, job: JobRecord) -> Sequence[str]:
 
 
 def back_in_turn(
-    cluster: Cluster, plan: Reclaim, to: str, donors: Iterable[tuple[JobRecord, int]], pick: Pick
+    cluster: Cluster, plan: Reclaim, to: str, donors: Iterable[tuple[JobRecord, int]], pick: PickGiven
 ) -> Iterator[tuple[JobRecord, str]]:
     """Jobs and their borrowed nodes, in the order in which these come back for a job of the queue ``to``: one after the
     other of the queue that is most above its part then, and of its jobs of the one that has most on top of its target.

@@ -105,11 +105,11 @@ def array_lives(cluster: Cluster, job: JobRecord) -> bool:
     return array is not None and (found := _members(cluster, array.id)).ended < found.known
 
 
-Standing = tuple[str, str]
+DependencyState = tuple[str, str]
 """``met``, ``never`` or ``waits``, and a phrase that says of which job and why."""
 
 
-def _standing(cluster: Cluster, one: After) -> Standing:
+def _standing(cluster: Cluster, one: After) -> DependencyState:
     if one.array:
         return _standing_of_array(cluster, one)
     other = cluster.jobs.get(one.uid)
@@ -124,7 +124,7 @@ def _standing(cluster: Cluster, one: After) -> Standing:
     return "never", f"job {one.name} has {_ended(other)}"
 
 
-def _standing_of_array(cluster: Cluster, one: After) -> Standing:
+def _standing_of_array(cluster: Cluster, one: After) -> DependencyState:
     found = _members(cluster, one.uid)
     if one.need == "ok" and found.bad:
         return "never", f"job {found.bad} of array {one.name} has not succeeded"
@@ -138,7 +138,7 @@ def _standing_of_array(cluster: Cluster, one: After) -> Standing:
     return "met", f"all jobs of array {one.name} have {'ended' if one.need == 'any' else 'succeeded'}"
 
 
-def _gone(one: After, what: str) -> Standing:
+def _gone(one: After, what: str) -> DependencyState:
     if one.need == "any":
         return "met", f"{what} is no more"
     return "never", f"{what} was removed before it was known to have succeeded"
@@ -148,7 +148,7 @@ def _ended(job: JobRecord) -> str:
     return "been stopped" if job.phase == "stopped" else job.phase
 
 
-def _unmet(cluster: Cluster, job: JobRecord) -> list[tuple[After, Standing]]:
+def _unmet(cluster: Cluster, job: JobRecord) -> list[tuple[After, DependencyState]]:
     return [(one, _standing(cluster, one)) for one in job.spec.after if one.uid not in job.control.met]
 
 

@@ -45,11 +45,11 @@ SHOWN_EVERY = 5.0
 """Seconds between two steps of a worker that are shown: as often as agents tell their pods' states anyway."""
 MOST_LINE = 1 << 20
 
-Facts = dict[str, Any]
-Kinds = tuple[object, ...]
+WorkerFacts = dict[str, Any]
+FactKinds = tuple[object, ...]
 
 
-def suspicious(ranks: Sequence[Facts]) -> bool:
+def suspicious(ranks: Sequence[WorkerFacts]) -> bool:
     """This pod sees no progress. Where a worker tells its progress that alone counts; else they must all be silent, and
     either all next to idle, or one held by the kernel: a worker that computes may be about to get on."""
     reported = [f for f in ranks if f["overdue"] is not None]
@@ -60,7 +60,7 @@ def suspicious(ranks: Sequence[Facts]) -> bool:
     )  # fmt: skip
 
 
-def kinds(ranks: Sequence[Facts]) -> Kinds:
+def kinds(ranks: Sequence[WorkerFacts]) -> FactKinds:
     """What is reported anew when it changes: each of these takes a limit's time to become true again."""
     return tuple((f["rank"], f["overdue"], f["silent"], f["quiet"], f["frozen"]) for f in ranks)
 
@@ -87,12 +87,12 @@ class HangWatch:
         self._delay: Delay | None = None
         self._show_at = 0.0
         self._asked = False
-        self._reported: Kinds | None = None
+        self._reported: FactKinds | None = None
         """The kinds that were reported, or for which stacks are being taken."""
         self._helper = 0
         self._pipe = -1
         self._lines = b""
-        self._stacks: dict[int, Facts] = {}
+        self._stacks: dict[int, WorkerFacts] = {}
         self._stacks_at = 0.0
         self._ahead = 0
         """Readings that were begun before the limit."""
@@ -100,7 +100,7 @@ class HangWatch:
         """The last reading was one of native stacks too."""
         self._early = False
         """What this reading has brought so far was enough, and has been passed on."""
-        self.stall: Facts | None = None
+        self.stall: WorkerFacts | None = None
         """As model.pod.Stall; None: nothing to tell."""
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -194,7 +194,7 @@ class HangWatch:
         if news:
             self._changed()
 
-    def _facts(self) -> list[Facts]:
+    def _facts(self) -> list[WorkerFacts]:
         return [track.facts() for _, track in sorted(self._tracks.items())]
 
     def _judge(self) -> None:
@@ -227,7 +227,7 @@ class HangWatch:
             print(f"no stacks: {error}", file=sys.stderr, flush=True)
             self._report(ranks, suspects)
 
-    def _take_ahead(self, gang: LocalGang | None, ranks: list[Facts]) -> None:
+    def _take_ahead(self, gang: LocalGang | None, ranks: list[WorkerFacts]) -> None:
         """Begin with the stacks while the limit is not reached yet, if all looks as if it will be."""
         if gang is None or gang.phase != "running" or not ranks or self._helper or self._ahead >= MOST_AHEAD:
             return
@@ -249,17 +249,17 @@ class HangWatch:
         """Seconds before the limit is reached: more than a native reading may take, where there is one."""
         return min(20.0, self._longest / 4) if self._longest >= NATIVE_FROM else min(5.0, self._longest / 2)
 
-    def _stacks_hold(self, ranks: list[Facts]) -> bool:
+    def _stacks_hold(self, ranks: list[WorkerFacts]) -> bool:
         """The last stacks are young, and of the standstill that is seen now."""
         fresh = max(LEAST_FRESH, self._longest / 10) + self._lead
         return boottime() - self._stacks_at < fresh and not self._moved(ranks)
 
-    def _moved(self, ranks: list[Facts]) -> bool:
+    def _moved(self, ranks: list[WorkerFacts]) -> bool:
         """Somebody whose word counts has shown progress since the stacks were begun."""
         reported = [f for f in ranks if f["overdue"] is not None]
         return any(boottime() - f["age"] >= self._stacks_at for f in reported or ranks)
 
-    def _report(self, ranks: list[Facts], suspects: bool) -> None:
+    def _report(self, ranks: list[WorkerFacts], suspects: bool) -> None:
         reported = [f | self._stacks.get(f["rank"], {}) for f in ranks]
         self.stall = {"limit": self._longest, "suspects": suspects, "ranks": reported}
         self._changed()
@@ -269,7 +269,7 @@ class HangWatch:
     def _file(self, gang: LocalGang, rank: int) -> Path:
         return self._folder / f"g{gang.token['number']}-rank{rank}.txt"
 
-    def _take_stacks(self, gang: LocalGang, ranks: list[Facts], native: bool) -> None:
+    def _take_stacks(self, gang: LocalGang, ranks: list[WorkerFacts], native: bool) -> None:
         pids = {w.rank: gang.parts.process(w) for w in gang.workers if w.lives}
         targets = []
         for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
@@ -301,7 +301,7 @@ class HangWatch:
         self._read()
         self._report_early()
 
-    def _known(self, ranks: list[Facts]) -> bool:
+    def _known(self, ranks: list[WorkerFacts]) -> bool:
         """Of each worker it has been read whether it waits for others, or it is held where it is."""
         read = [(f["state"], self._stacks.get(f["rank"], {})) for f in ranks]
         return all("site" in reported and (state in HELD or reported["waits"] is not None) for state, reported in read)

@@ -26,10 +26,10 @@ from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
 from nodeagent.model.job import BudgetEntry, JobEvent
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.world import Cause
-from nodeagent.osutil.tcp import End, user_of
+from nodeagent.osutil.tcp import SocketAddress, user_of
 from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
-Owner = Callable[[End, End], int | None]
+Owner = Callable[[SocketAddress, SocketAddress], int | None]
 
 
 async def fetched(server: ApiServer, path: str, **headers: str) -> tuple[int, Any, Any]:
@@ -192,7 +192,7 @@ async def _nothing(_request: web.Request) -> web.Response:
 async def test_the_kernel_says_whose_the_other_end_is(tmp_path: Path, family: socket.AddressFamily) -> None:
     answer: list[int | None] = []
 
-    def noted(client: End, mine: End) -> int | None:
+    def noted(client: SocketAddress, mine: SocketAddress) -> int | None:
         answer.append(user_of(client, mine))
         return 4242
 

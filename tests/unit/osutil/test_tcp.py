@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from nodeagent.osutil.tcp import End, holders, listeners, owners, user_of, whose
+from nodeagent.osutil.tcp import SocketAddress, holders, listeners, owners, user_of, whose
 
 
-def unseen(_own: End, _other: End) -> int | None:
+def unseen(_own: SocketAddress, _other: SocketAddress) -> int | None:
     raise OSError("a kernel that cannot be asked")
 
 

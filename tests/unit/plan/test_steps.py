@@ -17,7 +17,7 @@ from nodeagent.plan.steps import (
     POD_MEANING,
     TRANSITIONS,
     PhaseStep,
-    PodState,
+    PodStage,
     PodStep,
     diagram,
     may_become,
@@ -85,7 +85,7 @@ def test_a_generation_ends_once_and_never_forms_again() -> None:
 
 def test_a_pod_starts_only_what_it_promised() -> None:
     assert [before for (before, step) in POD if step == "start"] == ["promised"]
-    assert [before for before in get_args(PodState) if may_become(POD, before, "started")] == ["promised", "started"]
+    assert [before for before in get_args(PodStage) if may_become(POD, before, "started")] == ["promised", "started"]
     assert set(POD_MEANING) == set(get_args(PodStep)) == {step for _, step in POD}
 
 
@@ -102,7 +102,7 @@ def test_a_pod_starts_only_what_it_promised() -> None:
         (3, 3, "stuck", "started"),
     ],
 )
-def test_what_a_pod_is(highest: int | None, generation: int | None, phase: PodPhase, expected: PodState) -> None:
+def test_what_a_pod_is(highest: int | None, generation: int | None, phase: PodPhase, expected: PodStage) -> None:
     def token(number: int | None) -> Token | None:
         return None if number is None else Token(number=number, id=f"g{number}")
 

@@ -22,7 +22,7 @@ import pytest
 from nodeagent.model.world import Token
 from nodeagent.osutil import untrusted
 from nodeagent.osutil.clock import Allowance
-from nodeagent.osutil.linux import Marked
+from nodeagent.osutil.linux import MarkedProcesses
 from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod, shimlink
 from nodeagent.pods.base import StartOrder
@@ -492,7 +492,7 @@ class Look:
         self.count = 0
         self.begun, self.gate = threading.Event(), threading.Event()
 
-    def __call__(self, wanted: Set[Marked]) -> dict[Marked, list[int]]:
+    def __call__(self, wanted: Set[MarkedProcesses]) -> dict[MarkedProcesses, list[int]]:
         self.count += 1
         self.begun.set()
         self.gate.wait(BOUND)

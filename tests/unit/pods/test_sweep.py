@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from nodeagent.osutil.linux import Marked
+from nodeagent.osutil.linux import MarkedProcesses
 from nodeagent.pods.sweep import Sweeper
 from tests.processes import marked_sleep
 
@@ -26,7 +26,7 @@ class Look:
         self.may_return = threading.Semaphore(0)
         self.error: OSError | None = None
 
-    def __call__(self, wanted: Set[Marked]) -> dict[Marked, list[int]]:
+    def __call__(self, wanted: Set[MarkedProcesses]) -> dict[MarkedProcesses, list[int]]:
         assert threading.current_thread() is not threading.main_thread()
         self.asked.put({mark for mark, _ in wanted})
         self.may_return.acquire(timeout=BOUND)

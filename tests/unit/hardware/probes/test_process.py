@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nodeagent.hardware.probes.process import NotUnderstoodError, Probe, ProbeLimits, Received, parsing
+from nodeagent.hardware.probes.process import NotUnderstoodError, Probe, ProbeLimits, TakeMessage, parsing
 
 LIMIT = 60.0
 """Seconds within which something that is to happen has happened."""
 
 
-async def ended_or_reported(line: str, received: Received) -> tuple[Probe, BaseException | None]:
+async def ended_or_reported(line: str, received: TakeMessage) -> tuple[Probe, BaseException | None]:
     """A probe that wrote this line, once it has reported something or was ended by an error."""
     reported = asyncio.Event()
     command = ("/bin/sh", "-c", 'printf "%s\\n" "$0"; exec sleep 600', line)
