@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
 NODE_STATES = (
-    "ready", "restarting", "mute", "repairing", "cordoned", "draining", "drained", "reserved", "leaving", "silent",
+    "ready", "restarting", "mute", "repairing", "cordoned", "draining", "drained", "maintenance", "leaving", "silent",
     "lost", "left",
 )  # fmt: skip
 GPU_STATES = ("used", "free", "unfit")
@@ -72,8 +72,8 @@ def node_state(node: NodeRecord, cluster: Cluster, busy: Container[str] | None =
         )
     if node.mute and not node.facts.restarting:
         return "mute", f"its agent is silent or cut off from the store: no new work until it is back{kept}"
-    if node.reserved is not None and node.reserved.leaves:
-        return "reserved", node.reserved.text + kept
+    if node.window is not None and node.window.leaves:
+        return "maintenance", node.window.text + kept
     if node.facts.notice is not None:
         return "leaving", node.facts.notice.text
     if cordon is not None:

@@ -112,7 +112,7 @@ class AdmissionVerifier:
         self._tree = kept.queues if seal.shares(kept.queues) else NO_QUEUES
         """The newest good tree, over restarts too, and the record that was looked at last."""
         self._windows_seen: WindowsRecord | None = None
-        self._windows = kept.windows if seal.reserves(kept.windows) else NO_WINDOWS
+        self._windows = kept.windows if seal.windows_signed(kept.windows) else NO_WINDOWS
         """Likewise."""
         self.older_queues: tuple[int, Queues] | None = None
         self.older_windows: tuple[int, Windows] | None = None
@@ -255,7 +255,7 @@ class AdmissionVerifier:
         if record is self._windows_seen or record is None:
             return self._windows
         self._windows_seen, self.older_windows = record, None
-        if not self._seal.reserves(record.windows):
+        if not self._seal.windows_signed(record.windows):
             self._log.error(
                 "refused: the maintenance windows in the store are not signed; the last good ones count",
                 by=record.windows.by,

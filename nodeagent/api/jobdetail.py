@@ -27,7 +27,7 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.setbacks import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
-from nodeagent.plan.queueing.heldback import held, start_estimate, starts_at
+from nodeagent.plan.queueing.heldback import held_back, start_estimate, starts_at
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.store.base import StoreUnavailableError
@@ -184,7 +184,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     room = room_for(cluster, job)
     cordons = {n: cordon for n, node in cluster.nodes.items() if (cordon := node.cordon) is not None}
     cordoned = [n for n in in_order(cluster) if n in cordons and cordons[n].by != WINDOW and cluster.live(n)]
-    back = held(cluster, job)
+    back = held_back(cluster, job)
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     mute = [n for n in in_order(cluster) if cluster.nodes[n].mute and cluster.live(n)]
     return {

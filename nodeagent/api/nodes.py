@@ -85,11 +85,11 @@ class NodeRoutes:
     async def uncordon(self, request: web.Request) -> web.Response:
         """POST .../uncordon {request_id}: the node takes work again, unless a maintenance window is open."""
         node = find_node(self.view.cluster(), request.match_info["node"])
-        if node.reserved is not None and node.cordon is not None and node.cordon.by == WINDOW:
+        if node.window is not None and node.cordon is not None and node.cordon.by == WINDOW:
             raise ApiError(
                 "state",
-                f"node {node.id} is {node.reserved.text}, and not cordoned",
-                f"end the window: nodeagentctl reserve delete {node.reserved.window}",
+                f"node {node.id} is {node.window.text}, and not cordoned",
+                f"end the window: nodeagentctl reserve delete {node.window.window}",
             )
         return await self._write(request, await requests.read(request), None)
 

@@ -77,7 +77,7 @@ class WindowRoutes:
                     "delete those that are over: nodeagentctl reserve list; " + _UNCHANGED,
                 )  # fmt: skip
             reason = f": {why}" if why else ""
-            text = f"reserved from {_utc(starts)} to {_utc(starts + seconds)} UTC{reason} (by {who.name})"
+            text = f"in maintenance from {_utc(starts)} to {_utc(starts + seconds)} UTC{reason} (by {who.name})"
             start = cluster.served + millis(starts - now)
             new = Window(
                 id=f"w{rev}", nodes=nodes, start=start, end=cluster.served + millis(starts + seconds - now),

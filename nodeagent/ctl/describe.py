@@ -47,7 +47,7 @@ NEXT = {
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
     "drained": "work on it; then let it take work again: nodeagentctl uncordon {name}",
     "leaving": "nothing: its work moves to other nodes; when it is gone for good: nodeagentctl forget {name}",
-    "reserved": "nothing: it takes work again when the window is over; sooner: nodeagentctl reserve delete ID",
+    "maintenance": "nothing: it takes work again when the window is over; sooner: nodeagentctl reserve delete ID",
     "mute": "see whether its agent runs there, and why the store does not answer it: systemctl status nodeagent, "
     "journalctl -u nodeagent",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "

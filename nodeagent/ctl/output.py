@@ -33,7 +33,7 @@ _WORDS = re.compile(r"\s*[^\s,]*,?(?=\s|$)|\s*[^\s,]*,|\s*[^\s,]+")
 STYLES = {
     "running": "green", "succeeded": "green", "ready": "green",
     "queued": "yellow", "forming": "yellow", "holding": "yellow", "pausing": "yellow", "paused": "yellow",
-    "cordoned": "yellow", "draining": "yellow", "drained": "yellow", "reserved": "yellow",
+    "cordoned": "yellow", "draining": "yellow", "drained": "yellow", "maintenance": "yellow",
     "leaving": "yellow", "restarting": "yellow", "mute": "yellow", "silent": "red",
     "failed": "red", "lost": "red", "stopped": "bright_black", "left": "bright_black",
 }  # fmt: skip

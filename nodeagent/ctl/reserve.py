@@ -74,7 +74,7 @@ def nodes(ctx: click.Context, words: tuple[str, ...], why: str, request_id: str 
 @click.pass_context
 def list_(ctx: click.Context, fmt: str) -> None:
     """List the maintenance windows, in the order in which they begin. An ended window is listed for one more day."""
-    show(connect(ctx).get("/v1/windows"), fmt, "window", COLUMNS, empty="no node is reserved")
+    show(connect(ctx).get("/v1/windows"), fmt, "window", COLUMNS, empty="there is no maintenance window")
 
 
 @reserve.command(short_help="Remove a maintenance window.")

@@ -65,7 +65,7 @@ class GpuReading:
     fabric: str | None = None
     """``completed``, ``in_progress``, ``not_started`` or ``failed``; None without an NVSwitch fabric."""
     memory_used: int | None = None
-    """Bytes, without what the driver reserves for itself; None where the machine uses the GPU's memory, too (GH200)."""
+    """Bytes, without the driver's own overhead; None where the machine uses the GPU's memory, too (GH200)."""
     mig: bool | None = None
     """It is cut into MIG slices."""
     processes: tuple[tuple[int, int], ...] | None = None

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.health import Figure, RepairState, Verdict
-from nodeagent.model.window import ReservedNode
+from nodeagent.model.window import NodeWindow
 
 MOST_CPU_SLOTS = 4096
 """Of one node: each of them is gone through at each decision."""
@@ -207,7 +207,7 @@ class NodeRecord(Record):
     cordon: Cordon | None = None
     readiness: dict[str, Readiness] = {}
     """Job uid to readiness, for jobs this node prepares or runs."""
-    reserved: ReservedNode | None = None
+    window: NodeWindow | None = None
     """What a maintenance window means for the node. Set only in the views for decisions, never in the store."""
     left_out: dict[str, str] = {}
     """Job (uid) that leaves the node out for now, and why (``plan/nodes/setbacks.py``). Likewise."""

@@ -67,7 +67,7 @@ class WindowsRecord(Record):
 NO_WINDOWS = Windows()
 
 
-class ReservedNode(Record):
+class NodeWindow(Record):
     """What a window means for one of its nodes now. Never stored: ``plan/nodes/availability.py`` computes it for each
     view."""
 

@@ -111,13 +111,13 @@ class Seal:
 
     def windows(self, windows: Windows) -> Windows:
         """The maintenance windows, signed. Their ``rev`` must be the revision that the store will give them."""
-        return windows.model_copy(update={"signature": self._key.sign(_WINDOWS, self._reserved(windows))})
+        return windows.model_copy(update={"signature": self._key.sign(_WINDOWS, self._window_bytes(windows))})
 
-    def reserves(self, windows: Windows) -> bool:
+    def windows_signed(self, windows: Windows) -> bool:
         """Returns whether the key signed these maintenance windows."""
-        return self._key.verify(_WINDOWS, self._reserved(windows), windows.signature)
+        return self._key.verify(_WINDOWS, self._window_bytes(windows), windows.signature)
 
-    def _reserved(self, windows: Windows) -> bytes:
+    def _window_bytes(self, windows: Windows) -> bytes:
         return _bytes(cluster=self._cluster, windows=_meaning(windows, "signature"))
 
     def _shared(self, tree: Queues) -> bytes:

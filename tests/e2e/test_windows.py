@@ -63,13 +63,13 @@ def test_a_node_is_left_for_its_window_and_used_again(
     (window,) = three.json("reserve", "list")["items"]
     assert (window["name"], window["state"], window["known"]) == ("w1", "open", ["n3"])
     node = three.node("n3")
-    assert (node["state"], node["pods"]) == ("reserved", [])
-    assert node["reason"].startswith("reserved from ")
+    assert (node["state"], node["pods"]) == ("maintenance", [])
+    assert node["reason"].startswith("in maintenance from ")
     assert "kernel update" in three.ctl("describe", "n3").stdout
     three.until_running("win", 3, limit=OPEN + 30)
     assert three.nodes()["n3"] == "ready"
     job = check_ended(three, reference, record_property)
-    assert "node n3 is reserved from" in str(job["generations"])
+    assert "node n3 is in maintenance from" in str(job["generations"])
 
 
 def test_a_node_that_is_taken_away_with_a_notice_is_not_missed(

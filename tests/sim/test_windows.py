@@ -29,7 +29,7 @@ async def reserve(c: SimCluster, node: str, seconds: float, rev: int = 0) -> Win
     start = c.server.state.served + int(seconds * 1000)
     one = Window(
         id=f"w{rev + 1}", nodes=(node,), start=start, end=start + int(OPEN * 1000), starts=0.0, ends=0.0, by="test",
-        text="reserved from then to then",
+        text="in maintenance from then to then",
     )  # fmt: skip
     found = SEAL.windows(Windows(rev=rev + 1, by="test", windows=(one,)))
     await c.patiently(lambda: HereStore(c.server).windows(rev, found, f"w{rev}", "reserved"))
@@ -120,7 +120,7 @@ def test_a_gang_that_needs_every_node_waits_and_comes_back() -> None:
         watch(c, one)
         await opened(c, one)
         assert c.job("j").phase == "holding"
-        assert "n1 is reserved from" in c.job("j").reason
+        assert "n1 is in maintenance from" in c.job("j").reason
         assert not held(c.job("j"))
         await over(c, one)
         await running(c, 3, limit=30)

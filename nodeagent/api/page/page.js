@@ -8,7 +8,7 @@ const EVERY = 2000;
 const PATIENCE = 5000;
 const MANY_NODES = 40;
 const ENDED = new Set(["succeeded", "failed", "stopped"]);
-const NODE_TONES = { ready: "good", restarting: "plan", cordoned: "warn", draining: "warn", reserved: "plan", leaving: "warn", mute: "warn", silent: "bad", lost: "bad", left: "quiet" };
+const NODE_TONES = { ready: "good", restarting: "plan", cordoned: "warn", draining: "warn", maintenance: "plan", leaving: "warn", mute: "warn", silent: "bad", lost: "bad", left: "quiet" };
 const find = (id) => document.getElementById(id);
 
 let token = sessionStorage.getItem("nodeagent-token") ?? "";

@@ -148,14 +148,14 @@ def _memory_used(handle: Any) -> dict[str, Any]:
     if memory is not None:
         return {"memory_used": memory.used}
     memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    # drivers before 510, which count what they reserve for themselves as used
-    return {"memory_used_or_reserved": None if memory is None else memory.used}
+    # drivers before 510, which count their own overhead as used
+    return {"memory_used_with_overhead": None if memory is None else memory.used}
 
 
 def without_rest(gpu: dict[str, Any], rest: dict[str, int]) -> None:
-    """``memory_used`` of a driver that counts what it reserves itself, too: what is used beyond the least that was
+    """``memory_used`` of a driver that counts its own overhead, too: what is used beyond the least that was
     seen without a process (``rest``, by UUID). Until that was seen it is not known."""
-    used, uuid = gpu.pop("memory_used_or_reserved", None), gpu.get("uuid")
+    used, uuid = gpu.pop("memory_used_with_overhead", None), gpu.get("uuid")
     if used is None or uuid is None:
         return
     if gpu.get("processes") == []:

@@ -265,7 +265,7 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
             yield f"node/{name}", _warning(f"mute: {reason}", fix)
         elif state in ("cordoned", "draining", "drained"):
             yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
-        elif state == "reserved":
+        elif state == "maintenance":
             yield f"node/{name}", Finding(severity="info", what=reason, fix="see nodeagentctl reserve list")
         elif state == "leaving":
             fix = "none: its work moves to other nodes"

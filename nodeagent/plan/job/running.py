@@ -523,10 +523,10 @@ def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Budget
 
 
 def _why_drained(cluster: Cluster, node: str) -> str:
-    reserved, notice = cluster.nodes[node].reserved, cluster.nodes[node].facts.notice
+    window, notice = cluster.nodes[node].window, cluster.nodes[node].facts.notice
     if notice is not None:
         return notice.text
-    return reserved.text if reserved is not None and reserved.leaves else "being drained"
+    return window.text if window is not None and window.leaves else "being drained"
 
 
 def _draining(cluster: Cluster, node: str) -> bool:

@@ -54,7 +54,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := dependencies.blocked(cluster, job):
         return _wait(job, blocked, 0)  # not for nodes: it does not hold
-    if (held := heldback.held(cluster, job)) is not None:
+    if (held := heldback.held_back(cluster, job)) is not None:
         return _held_back(cluster, job, held, gone, wall)
     room = heldback.open_room(cluster, job)
     if not room.enough:
@@ -100,7 +100,7 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before or dependencies.blocked(cluster, job):
         return ()
-    if (back := heldback.held(cluster, job)) is not None:
+    if (back := heldback.held_back(cluster, job)) is not None:
         return (heldback.why_held(cluster, back, wall),)
     if never_fits := never(cluster, job.sized_before):
         return never_fits, *filter(None, [placement.wrong])  # the jobs that hold nodes now are not to blame

@@ -16,7 +16,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, NodeFacts, NodeRecord
 from nodeagent.model.timing import millis
-from nodeagent.model.window import ReservedNode, Window, Windows
+from nodeagent.model.window import NodeWindow, Window, Windows
 from nodeagent.plan.cluster import Cluster, Notes, SeenNodes, changed, seen
 
 MARGIN = 60.0
@@ -38,7 +38,7 @@ class Closing:
     """The nodes that some window concerns now, and until when (served time, 0 for ever) that stays so while the view
     does."""
 
-    nodes: Mapping[str, ReservedNode]
+    nodes: Mapping[str, NodeWindow]
     until: int = 0
 
 
@@ -59,13 +59,13 @@ def closing(
     if not now:
         return NO_CLOSING
     grace = _grace(jobs, now)
-    found: dict[str, ReservedNode] = {}
+    found: dict[str, NodeWindow] = {}
     ends: list[int] = []
     for node, window in now.items():
         goes = window.start - millis(MARGIN) - grace.get(node, 0)
         leaves = served >= goes
         left = 0 if leaves else _rounded(goes - served)
-        found[node] = ReservedNode(window=window.id, text=window.text, leaves=leaves, left=left)
+        found[node] = NodeWindow(window=window.id, text=window.text, leaves=leaves, left=left)
         ends.append(window.end if leaves else goes - left + bool(left))
     return Closing(found, min(ends))
 
@@ -106,43 +106,43 @@ class _Closed:
     """The records of a view's nodes, and the same with what windows say in them."""
 
     before: Mapping[str, NodeRecord]
-    reserved: Mapping[str, ReservedNode]
+    windows: Mapping[str, NodeWindow]
     nodes: Mapping[str, NodeRecord]
 
 
 def closed(
-    notes: Notes, nodes: Mapping[str, NodeRecord], reserved: Mapping[str, ReservedNode]
+    notes: Notes, nodes: Mapping[str, NodeRecord], windows: Mapping[str, NodeWindow]
 ) -> Mapping[str, NodeRecord]:
     """The nodes of a view, as decisions see them. The very same records for as long as nothing about them changes."""
 
     def work(last: _Closed | None) -> _Closed:
         found = dict(nodes)
-        for name, one in reserved.items():
+        for name, one in windows.items():
             record = nodes[name]
-            if last is not None and last.before.get(name) is record and last.reserved.get(name) == one:
+            if last is not None and last.before.get(name) is record and last.windows.get(name) == one:
                 found[name] = last.nodes[name]
             else:
                 found[name] = _closed_by(record, one)
-        return _Closed(nodes, reserved, found)
+        return _Closed(nodes, windows, found)
 
-    return notes.once("closed", (nodes, reserved), work).nodes if reserved else nodes
+    return notes.once("closed", (nodes, windows), work).nodes if windows else nodes
 
 
-def _closed_by(node: NodeRecord, reserved: ReservedNode) -> NodeRecord:
+def _closed_by(node: NodeRecord, window: NodeWindow) -> NodeRecord:
     cordon = node.cordon
-    if reserved.leaves and cordon is not None:  # a person's words stay
+    if window.leaves and cordon is not None:  # a person's words stay
         cordon = cordon.model_copy(update={"drain": True})
-    elif reserved.leaves:
-        cordon = Cordon(reason=reserved.text, by=BY, at=0.0, drain=True)
-    return node.model_copy(update={"cordon": cordon, "reserved": reserved})
+    elif window.leaves:
+        cordon = Cordon(reason=window.text, by=BY, at=0.0, drain=True)
+    return node.model_copy(update={"cordon": cordon, "window": window})
 
 
 def too_long(spec: JobSpec, node: NodeRecord) -> str:
-    """Why a job may not start on a node that is reserved for later, as what follows its name; empty if it may."""
-    reserved = node.reserved
-    if reserved is None or reserved.leaves or takes(spec) <= reserved.left:
+    """Why a job may not start on a node that has a window later, as what follows its name; empty if it may."""
+    window = node.window
+    if window is None or window.leaves or takes(spec) <= window.left:
         return ""
-    return f"is {reserved.text}, and the job may not have ended by then"
+    return f"is {window.text}, and the job may not have ended by then"
 
 
 def takes(spec: JobSpec) -> int:

@@ -216,8 +216,8 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return replace(no("out", why), ruled_out=True)
     if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
-    if node.reserved is not None and node.reserved.leaves:
-        return no("out", f"is {node.reserved.text}")
+    if node.window is not None and node.window.leaves:
+        return no("out", f"is {node.window.text}")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node):

@@ -166,14 +166,14 @@ def while_stopping(case: PodCase) -> PodAction | None:
 
 
 def _may(case: PodCase, action: PodAction) -> bool:
-    """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
-    free for a repair. (Agents that chose these devices before they knew of the repair choose again.) And a pod that is
-    stuck gives back its place in the job only once all nodes see that its devices are given to nobody."""
+    """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are
+    claimed for a repair. (Agents that chose these devices before they knew of the repair choose again.) And a pod that
+    is stuck gives back its place in the job only once all nodes see that its devices are given to nobody."""
     match action:
         case Prepare() | Release() | StartRole():
             return case.job.uid not in case.cluster.refused
         case Promise() | Start():
-            return case.job.uid not in case.cluster.refused and not _set_aside(case)
+            return case.job.uid not in case.cluster.refused and not _claimed_for_repair(case)
         case SendAck():
             return not action.ack.stuck or _devices_held(case)
     return True
@@ -265,8 +265,8 @@ def _devices_held(case: PodCase) -> bool:
     return case.status is None or held >= {*case.status.held}
 
 
-def _set_aside(case: PodCase) -> bool:
-    """Devices that the job would use here are kept free for a repair."""
+def _claimed_for_repair(case: PodCase) -> bool:
+    """Devices that the job would use here are claimed for a repair."""
     me, member = case.cluster.nodes.get(case.node), case.member
     claim = claimed(me.facts) if me is not None else None
     return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)

@@ -243,7 +243,7 @@ def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[
     over = {job.uid for job in surplus(never_ran_first, keep, lambda job: job.owner)}
     wall = believed(cluster, wall)
     old = [job for job in ended if job.uid in over or (job.ended or 0.0) < wall - _stays_for(job, keep_for)]
-    return list(islice((job for job in old if not _is_held(cluster, job)), AT_ONCE))
+    return list(islice((job for job in old if not _is_needed(cluster, job)), AT_ONCE))
 
 
 def history_room(keep: int) -> int:
@@ -258,10 +258,10 @@ def due_for_history(cluster: Cluster, wall: float) -> list[JobRecord]:
     surplus, wall = ended[: max(0, len(ended) - IN_VIEW)], believed(cluster, wall)
     due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete]
     due = [job for job in due if job.spec.ttl is None]
-    return list(islice((job for job in due if not _is_held(cluster, job)), SHELVED_AT_ONCE))
+    return list(islice((job for job in due if not _is_needed(cluster, job)), SHELVED_AT_ONCE))
 
 
-def _is_held(cluster: Cluster, job: JobRecord) -> bool:
+def _is_needed(cluster: Cluster, job: JobRecord) -> bool:
     """A node may still run workers of this ended job, or lend them time: its record has to stay."""
     return bool(job.failsafe_members or holding_nodes(cluster, job))
 

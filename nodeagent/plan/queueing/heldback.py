@@ -47,7 +47,7 @@ class _Line:
     less: Mapping[str, Waiting]
     """By job (uid), of those that have to leave some."""
     held: dict[tuple[object, ...], HeldBack | None] = field(default_factory=dict)
-    """As of ``held``: the same nodes are reserved from all jobs of one shape."""
+    """As of ``held_back``: the same nodes are reserved from all jobs of one shape."""
 
 
 def _line(cluster: Cluster, now: Reservations) -> _Line:
@@ -74,7 +74,7 @@ class HeldBack:
     by: Reservation
 
 
-def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
+def held_back(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     """The first reservation of what this job could use. None if the job has too little room even without
     reservations, or enough room in spite of them."""
     now = reserved(cluster)

@@ -77,7 +77,7 @@ def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
             of[name] = kind_of(node, {d for _, devices in held.get(name, ()) for d in devices})
     anew: Collection[str] = cluster.nodes if before is None or differ is None else differ
     choosy = frozenset(
-        n for n in anew if n in of and ((node := cluster.nodes[n]).reserved is not None or node.facts.spot)
+        n for n in anew if n in of and ((node := cluster.nodes[n]).window is not None or node.facts.spot)
     )
     alive = frozenset(filter(cluster.live, anew))
     if before is not None and differ is not None:

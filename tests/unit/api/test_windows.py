@@ -64,14 +64,14 @@ async def test_a_window_is_made_shown_and_deleted(bench: Bench) -> None:
     assert (made["changed"], made["window"]["name"], made["window"]["known"]) == (True, "w1", ["n1", "n2"])
     assert made["saved"]["nodes"] == ["n1", "n2"]
     stored = bench.view.cluster().windows
-    assert bench.view.seal.reserves(stored), "they are signed as they are stored"
+    assert bench.view.seal.windows_signed(stored), "they are signed as they are stored"
     assert stored.windows[0].end - stored.windows[0].start == HOUR * 1000
     (row,) = (await bench.ask("GET"))["items"]
     assert (row["name"], row["state"], row["why"]) == ("w1", "open", "kernel update")
     assert -120 < row["begins"] <= -60
     node = await bench.node("n2")
-    assert node["state"] == "reserved"
-    assert node["reason"].startswith("reserved from ")
+    assert node["state"] == "maintenance"
+    assert node["reason"].startswith("in maintenance from ")
     assert "kernel update (by " in node["reason"]
     assert (await bench.node("n3"))["state"] == "ready"
     assert (await bench.ask("DELETE", "/v1/windows/w1"))["window"]["name"] == "w1"

@@ -28,7 +28,7 @@ from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_gene
 from tests.unit.plan.job.test_gang_properties import clusters
 
 HOUR = 3600.0
-TEXT = "reserved from 08:00 to 09:00 UTC: kernel update (by alice)"
+TEXT = "in maintenance from 08:00 to 09:00 UTC: kernel update (by alice)"
 GRACE = 30.0
 """Of jobs that say nothing of it."""
 
@@ -67,13 +67,13 @@ def test_a_node_leaves_before_its_window_begins_and_works_again_when_it_is_over(
     cluster, one = make_cluster(["n1", "n2"]), window(600)
     ahead = with_windows(cluster, one).nodes["n1"]
     assert ahead.cordon is None
-    assert ahead.reserved is not None
-    assert (ahead.reserved.leaves, ahead.reserved.left) == (False, 540_000)
+    assert ahead.window is not None
+    assert (ahead.window.leaves, ahead.window.left) == (False, 540_000)
     for at in (600 - MARGIN, 600, 600 + HOUR - 1):
         node = with_windows(later(cluster, at), one).nodes["n1"]
-        assert node.reserved is not None
+        assert node.window is not None
         assert node.cordon is not None
-        assert (node.reserved.leaves, node.cordon.drain, node.cordon.by) == (True, True, BY)
+        assert (node.window.leaves, node.cordon.drain, node.cordon.by) == (True, True, BY)
     assert with_windows(later(cluster, 600 + HOUR), one) == later(cluster, 600 + HOUR)
     assert with_windows(cluster, one).nodes["n2"] is cluster.nodes["n2"]
 
@@ -88,7 +88,7 @@ def test_who_has_a_job_with_a_longer_grace_leaves_earlier() -> None:
     job = make_job("running", make_generation(["n1"]), spec=make_spec().model_copy(update={"grace": 300.0}))
     cluster, one = make_cluster(["n1", "n2"], job), window(600, "n[1-2]")
     found = look(later(cluster, 600 - MARGIN - 300), one).nodes
-    assert {node: reserved.leaves for node, reserved in found.items()} == {"n1": True, "n2": False}
+    assert {node: window.leaves for node, window in found.items()} == {"n1": True, "n2": False}
     assert not look(later(cluster, 600 - MARGIN - 301), one).nodes["n1"].leaves
 
 
@@ -207,7 +207,7 @@ def test_a_job_starts_where_it_ends_before_the_window_or_can_go_on_without_the_n
 def test_a_job_that_waits_for_the_window_says_so() -> None:
     job = make_job(spec=make_spec(size=(1, 1)))
     cluster = with_windows(make_cluster(["n1"], job), window(HOUR))
-    assert "n1 is reserved from" in place(cluster, job).missing
+    assert "n1 is in maintenance from" in place(cluster, job).missing
     assert "the job may not have ended by then" in place(cluster, job).missing
 
 

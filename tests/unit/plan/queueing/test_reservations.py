@@ -14,7 +14,7 @@ from nodeagent.model.job import JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
-from nodeagent.model.window import ReservedNode
+from nodeagent.model.window import NodeWindow
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import VIEWS_KEPT, Cluster, Notes
 from nodeagent.plan.job.gang import decide
@@ -316,8 +316,8 @@ def test_nodes_that_will_not_do_are_not_reserved() -> None:
 
 def test_nodes_that_a_maintenance_window_closes_to_it_are_open_to_others() -> None:
     cluster = cluster_of(5, runs("a", ["n1"], 60), waits("big", 4, 1), waits("s", 1, 2, minutes=1), waits("long", 1, 3))
-    soon = ReservedNode(window="w", text="closed", leaves=False, left=10 * MINUTE)
-    records = {n: r.model_copy(update={"reserved": soon if n == "n2" else None}) for n, r in cluster.nodes.items()}
+    soon = NodeWindow(window="w", text="closed", leaves=False, left=10 * MINUTE)
+    records = {n: r.model_copy(update={"window": soon if n == "n2" else None}) for n, r in cluster.nodes.items()}
     cluster = replace(cluster, nodes=records, notes=Notes())
     (found,) = reserved(cluster).found
     assert found.nodes == {"n1", "n3", "n4", "n5"}
