@@ -14,10 +14,11 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved, seen
-from nodeagent.api.serializers import items, node_json, work_on
+from nodeagent.api.serializers import items, node_json
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW
+from nodeagent.plan.nodes.work import work_on
 
 PAGE = 500
 """The most nodes in one answer of the list: about a megabyte."""

@@ -21,7 +21,8 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import shell_code
 from nodeagent.plan.failure.budget import restarts_spent
 from nodeagent.plan.failure.judgement import judged_cause, judged_when
-from nodeagent.plan.nodes.health import breaker, next_step
+from nodeagent.plan.nodes.health import breaker, condition, next_step
+from nodeagent.plan.nodes.work import NodeWork, PlacedPod, work_on
 from nodeagent.plan.pods.report import without_output
 from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
@@ -359,48 +360,18 @@ def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
     }
 
 
-def condition(node: NodeRecord) -> str:
-    """The worst verdict's text, or that devices are given to nobody; empty if nothing has a consequence."""
-    worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
-    if worst is None:
-        held = len(node.facts.held)
-        return f"processes that do not end have {held} of its devices" if held else ""
-    index = next((f"GPU {g.index}: " for g in node.facts.gpus if g.uuid == worst.device), "")
-    notes = (worst.severity, *(() if worst.stage == "active" else (worst.stage,)), *(("dry run",) * worst.dry_run))
-    return f"{index}{worst.text} ({', '.join(notes)})"
-
-
-Work = tuple[dict[str, str], list[Json]]
-"""The work on a node: device to the job that has booked it, and the node's pods."""
-
-
-def work_on(cluster: Cluster) -> dict[str, Work]:
-    """Node to its work; nodes without work are left out."""
-    found: dict[str, Work] = {}
-    for job in sorted(cluster.jobs.values(), key=lambda j: j.name):
-        generation = job.generation
-        if generation is None:
-            continue
-        members = generation.members if generation.state != "ended" else {}
-        for node in generation.occupied:
-            member, holder = members.get(node), generation.holders.get(node)
-            booked, pods = found.setdefault(node, ({}, []))
-            devices = (*(member.devices if member else ()), *(holder.devices if holder else ()))
-            booked.update(dict.fromkeys(devices, job.name))
-            pods.append(
-                {
-                    "job": job.name,
-                    "uid": job.uid,
-                    "role": (member.role_names if member is not None else "") or job.spec.role_names,
-                    "generation": generation.number,
-                    "ranks": (
-                        [] if member is None else list(range(member.first_rank, member.first_rank + member.workers))
-                    ),
-                    "places": [] if member is None else [place.name for place in member.places],
-                    "stopping": holder is not None,
-                }
-            )
-    return found
+def placed_json(pod: PlacedPod) -> Json:
+    """A pod in the form in which its node lists it."""
+    member = pod.member
+    return {
+        "job": pod.job.name,
+        "uid": pod.job.uid,
+        "role": (member.role_names if member is not None else "") or pod.job.spec.role_names,
+        "generation": pod.generation.number,
+        "ranks": [] if member is None else list(range(member.first_rank, member.first_rank + member.workers)),
+        "places": [] if member is None else [place.name for place in member.places],
+        "stopping": pod.holder is not None,
+    }
 
 
 def held_json(node: NodeRecord, cluster: Cluster) -> list[Json]:
@@ -413,12 +384,12 @@ def held_json(node: NodeRecord, cluster: Cluster) -> list[Json]:
     return found
 
 
-def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
+def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, NodeWork] | None = None) -> Json:
     """One node. ``work``: the result of ``work_on``, if the caller has it."""
     work = work_on(cluster) if work is None else work
     state, reason = node_state(node, cluster, work)
     facts = node.facts
-    booked, pods = work.get(node.id, ({}, []))
+    here = work.get(node.id, NodeWork())
     return {
         "name": node.id,
         "state": state,
@@ -428,19 +399,19 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "address": facts.address,
         "agent_pid": facts.agent_pid,
         "restarting_for": round(max(0.0, now - facts.restarting), 1) if facts.restarting else None,
-        "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
+        "gpus": [g.model_dump() | {"job": here.booked.get(g.uuid)} for g in facts.gpus],
         "condition": condition(node),
         "verdicts": [verdict_json(v, node, now) for v in facts.health],
         "figures": [figure.model_dump() for figure in facts.figures],
         "breaker": breaker(cluster, facts),
         "repair_state": None if facts.repair_state is None else facts.repair_state.model_dump(),
         "repair": described(node),
-        "pods": pods,
+        "pods": [placed_json(pod) for pod in here.pods],
         "labels": dict(facts.labels),
         "spot": facts.spot,
         "notice": None if facts.notice is None else facts.notice.model_dump(),
         "cpu_slots": facts.cpu_slots,
-        "cpu_slots_used": sum(d.startswith("cpu") for d in booked),
+        "cpu_slots_used": sum(d.startswith("cpu") for d in here.booked),
         "held": held_json(node, cluster),
         "incarnation": {"life": node.incarnation.life, "start": node.incarnation.start},
         "joined": node.joined,

@@ -29,14 +29,12 @@ from nodeagent.api.published import places
 from nodeagent.api.serializers import (
     API_VERSION,
     Json,
-    Work,
     budget_json,
-    condition,
     items,
     job_json,
+    placed_json,
     planned_json,
     verdict_json,
-    work_on,
 )
 from nodeagent.model.facts import MachineUsage
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
@@ -44,7 +42,8 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.usage import of_job, total
-from nodeagent.plan.nodes.health import breaker
+from nodeagent.plan.nodes.health import breaker, condition
+from nodeagent.plan.nodes.work import NodeWork, work_on
 from nodeagent.plan.queueing.queue import places as in_line
 from nodeagent.store.base import StoreUnavailableError
 
@@ -196,14 +195,14 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     there = [name for name, state in states.items() if state not in ("lost", "left")]
     gpus = [(name, gpu) for name in there for gpu in cluster.nodes[name].facts.gpus]
     return {
-        "nodes": [_node(cluster.nodes[name], cluster, stated[name], work.get(name, ({}, [])), now) for name in names],
+        "nodes": [_node(cluster.nodes[name], cluster, stated[name], work.get(name, NodeWork()), now) for name in names],
         "more_nodes": len(states) - len(names),
         "totals": {
             "nodes": len(states),
             "states": Counter(states.values()),
             "gpus": len(gpus),
             "healthy": sum(gpu.healthy for _, gpu in gpus),
-            "used": sum(gpu.uuid in work[name][0] for name, gpu in gpus if name in work),
+            "used": sum(gpu.uuid in work[name].booked for name, gpu in gpus if name in work),
             "phases": Counter(job.phase for job in cluster.jobs.values()),
         },
     }
@@ -233,8 +232,8 @@ def _generation(reported: Json) -> Json:
     return reported | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
 
 
-def _node(node: NodeRecord, cluster: Cluster, stated: tuple[str, str], work: Work, now: float) -> Json:
-    (state, reason), (booked, pods), facts = stated, work, node.facts
+def _node(node: NodeRecord, cluster: Cluster, stated: tuple[str, str], work: NodeWork, now: float) -> Json:
+    (state, reason), booked, facts = stated, work.booked, node.facts
     verdicts = [verdict_json(verdict, node, now) for verdict in facts.health]
     return {
         "name": node.id,
@@ -247,7 +246,7 @@ def _node(node: NodeRecord, cluster: Cluster, stated: tuple[str, str], work: Wor
         "condition": condition(node),
         "verdicts": [{key: verdict[key] for key in _OF_VERDICT} for verdict in verdicts],
         "breaker": breaker(cluster, facts),
-        "pods": pods,
+        "pods": [placed_json(pod) for pod in work.pods],
         "cpu_slots": facts.cpu_slots,
         "cpu_slots_used": sum(device.startswith("cpu") for device in booked),
         "version": facts.agent_version,
@@ -300,21 +299,21 @@ def top_json(cluster: Cluster, pods: Pods, here: str, machine: MachineUsage) -> 
         of_job[pod.uid].append(pod)
     work = work_on(cluster)
     nodes = [
-        _node_use(cluster.nodes[name], cluster, of_node.get(name, ()), work.get(name, ({}, [])), here, machine)
+        _node_use(cluster.nodes[name], cluster, of_node.get(name, ()), work.get(name, NodeWork()), here, machine)
         for name in sorted(cluster.nodes)
     ]
     return items(nodes, jobs=[_job_use(j, of_job.get(j.uid, ())) for j in live_jobs(cluster)])
 
 
 def _node_use(
-    node: NodeRecord, cluster: Cluster, pods: Sequence[PodState], work: Work, here: str, machine: MachineUsage
+    node: NodeRecord, cluster: Cluster, pods: Sequence[PodState], work: NodeWork, here: str, machine: MachineUsage
 ) -> Json:
     live = cluster.live(node.id)
     on = machine if live and node.facts.boot_id == here else next((p.usage.machine for p in pods if p.usage), None)
-    (booked, placed), facts = work, node.facts
+    booked, facts = work.booked, node.facts
     return {
         "name": node.id,
-        "state": node_state(node, cluster, {node.id} if placed else ())[0],
+        "state": node_state(node, cluster, {node.id} if work.pods else ())[0],
         "load": None if on is None else on.load,
         "cpus": None if on is None else on.cpus,
         "memory_used": None if on is None else on.memory_used,
@@ -323,7 +322,7 @@ def _node_use(
         "gpus_used": sum(g.uuid in booked for g in facts.gpus),
         "cpu_slots": facts.cpu_slots,
         "cpu_slots_used": sum(device.startswith("cpu") for device in booked),
-        "jobs": sorted({p["job"] for p in placed}),
+        "jobs": work.jobs(),
         **_sums(pods),
     }
 

@@ -236,6 +236,17 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
     return f"{repair}, then: nodeagentctl health ack {node.id}{own}"
 
 
+def condition(node: NodeRecord) -> str:
+    """The worst verdict's text, or that devices are given to nobody; empty if nothing has a consequence."""
+    worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
+    if worst is None:
+        held = len(node.facts.held)
+        return f"processes that do not end have {held} of its devices" if held else ""
+    index = next((f"GPU {g.index}: " for g in node.facts.gpus if g.uuid == worst.device), "")
+    notes = (worst.severity, *(() if worst.stage == "active" else (worst.stage,)), *(("dry run",) * worst.dry_run))
+    return f"{index}{worst.text} ({', '.join(notes)})"
+
+
 def _against(record: NodeRecord, member: Member) -> list[Verdict]:
     """The verdicts that bar what the member uses, the worst first."""
     return [v for v in record.facts.health if v.bars and (not v.device or v.device in member.devices)]

@@ -17,7 +17,7 @@ from nodeagent.model.world import Member, PodReport
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.nodes.candidates import candidate
-from nodeagent.plan.nodes.health import WINDOW, breaker, sick_members, worn
+from nodeagent.plan.nodes.health import WINDOW, breaker, condition, sick_members, worn
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import Activate, Decision, End, Propose
 from tests.unit.plan.build import (
@@ -396,3 +396,26 @@ def test_a_gpu_that_is_well_again_is_taken_by_the_gang_that_runs_beside_it() -> 
     assert take(healthy(["n1", "n2"]), job).step is None, "it has them all"
     sick = make_node("n2", gpus=2, health=[lost("n2")])
     assert take([*healthy(["n1"]), sick], short).step is None, "it is not well yet"
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (make_node("n1"), ""),
+        (make_node("n1", gpus=2, health=[verdict("thermal", severity="info")]), ""),
+        (make_node("n1", gpus=2, health=[verdict(device="GPU-n1-1")]), "GPU 1: it is lost (fatal)"),
+        (make_node("n1", health=[verdict(severity="degraded", dry_run=True)]), "it is lost (degraded, dry run)"),
+        (
+            make_node("n1", health=[verdict().model_copy(update={"stage": "probation"})]),
+            "it is lost (fatal, probation)",
+        ),
+    ],
+)
+def test_a_nodes_condition_is_its_worst_verdict_that_has_a_consequence(node: NodeRecord, words: str) -> None:
+    assert condition(node) == words
+
+
+def test_devices_that_nobody_is_given_are_a_condition() -> None:
+    node = make_node("n1")
+    held = node.model_copy(update={"facts": node.facts.model_copy(update={"held": {"cpu0": "u-a", "cpu1": "u-a"}})})
+    assert condition(held) == "processes that do not end have 2 of its devices"
