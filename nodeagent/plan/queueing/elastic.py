@@ -16,10 +16,10 @@ from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.queueing.nodeledger import NodeLedger
 from nodeagent.plan.queueing.queue import is_given, line_key, queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
+from nodeagent.plan.queueing.transferdraft import TransferDraft
 from nodeagent.plan.queueing.transfers import NO_TRANSFERS, Transfers, borrows, lend_idle, level, provide
 
 MOST_NEEDERS = 32
@@ -67,18 +67,18 @@ def _planned(cluster: Cluster) -> Transfers:
     borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and borrows(j)]
     if not borrowers and not shared(cluster):
         return NO_TRANSFERS
-    ledger = NodeLedger(cluster, sorted(borrowers, key=line_key))
-    waiting, short = _waiting(cluster, ledger.barring), _short(cluster, ledger.barring)
-    if ledger.shared:  # who made room for one that waits has less than its target: those that wait go first
-        late = [(job, lack) for job, lack in waiting if not provide(ledger, job, lack, rounded=False)]
+    draft = TransferDraft(cluster, sorted(borrowers, key=line_key))
+    waiting, short = _waiting(cluster, draft.barring), _short(cluster, draft.barring)
+    if draft.shared:  # who made room for one that waits has less than its target: those that wait go first
+        late = [(job, lack) for job, lack in waiting if not provide(draft, job, lack, rounded=False)]
         for job, lack in chain(late, short):
-            provide(ledger, job, lack, rounded=True)
+            provide(draft, job, lack, rounded=True)
     else:
         for job, lack in chain(short, waiting):
-            provide(ledger, job, lack, rounded=True)
-    lend_idle(ledger)
-    level(ledger)
-    return Transfers({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
+            provide(draft, job, lack, rounded=True)
+    lend_idle(draft)
+    level(draft)
+    return Transfers({uid: tuple(nodes) for uid, nodes in draft.takes.items() if nodes}, draft.gives, draft.stops)
 
 
 Needers = Iterator[tuple[JobRecord, int]]

@@ -11,7 +11,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, wanted
-from nodeagent.plan.queueing.nodeledger import Given, NodeLedger, NodeSearch
+from nodeagent.plan.queueing.transferdraft import Given, NodeSearch, TransferDraft
 
 
 @dataclass(slots=True)
@@ -53,13 +53,13 @@ class _Claim:
         return self.plan.may_lose(donor, use, self.job, self.needs, self.owns, rounded=self.search.rounded)
 
 
-def fill_up(ledger: NodeLedger, job: JobRecord, lack: int, back: Collection[Given], plan: Reclaim) -> Reclaim:
+def fill_up(draft: TransferDraft, job: JobRecord, lack: int, back: Collection[Given], plan: Reclaim) -> Reclaim:
     """One that runs on too few nodes gets more, one by one, for as long as its queue has less than its part: from
     jobs above their ``min``. No whole one is stopped for it: it has as many as it says that it needs. ``back``,
     ``plan``: as of ``make_room``. Returns what queues use then."""
-    one = wanted(ledger.cluster, job.spec, 1)
+    one = wanted(draft.cluster, job.spec, 1)
     for _ in range(lack):
-        more = make_room(ledger, job, one, 1, back, plan, whole=False)
+        more = make_room(draft, job, one, 1, back, plan, whole=False)
         if more is None:
             break
         more.grant(job, one)
@@ -68,7 +68,7 @@ def fill_up(ledger: NodeLedger, job: JobRecord, lack: int, back: Collection[Give
 
 
 def make_room(
-    ledger: NodeLedger,
+    draft: TransferDraft,
     job: JobRecord,
     needs: Resources,
     lack: int,
@@ -81,34 +81,34 @@ def make_room(
     little stop some of them (``whole``). ``needs``: what the job would have more; ``back``: borrowed nodes that it
     gets; ``plan``: what queues use before. Returns what they use without what is given; None, and nothing is
     decided, where both is not enough, and in a cluster of one queue."""
-    if not ledger.shared:
+    if not draft.shared:
         return None
-    claim = _Claim(job, needs, lack, Reclaim(ledger.cluster, plan), plan.owns(job, needs), ledger.search(job))
-    donors = ledger.donors(job, needs)
-    _shrink(ledger, claim, donors, back)
+    claim = _Claim(job, needs, lack, Reclaim(draft.cluster, plan), plan.owns(job, needs), draft.search(job))
+    donors = draft.donors(job, needs)
+    _shrink(draft, claim, donors, back)
     if whole:
-        _stop_some(ledger, claim, donors, back)
+        _stop_some(draft, claim, donors, back)
     if claim.short > 0:
         return None
-    _leave_surplus(ledger, claim)
+    _leave_surplus(draft, claim)
     if claim.plan.barring(job, needs):
         return None
     for donor, node in claim.shrink:
-        ledger.part(donor, node, job)
+        draft.part(donor, node, job)
     for donor, _, _ in claim.stop:
-        ledger.stop(donor, [m.node for m in ledger.remaining(donor, back)], job)
+        draft.stop(donor, [m.node for m in draft.remaining(donor, back)], job)
     return claim.plan
 
 
-def _shrink(ledger: NodeLedger, claim: _Claim, donors: Iterable[JobRecord], back: Collection[Given]) -> None:
+def _shrink(draft: TransferDraft, claim: _Claim, donors: Iterable[JobRecord], back: Collection[Given]) -> None:
     """Nodes above the donors' ``min``, until there are enough."""
     for donor in donors:
         if not claim.may_ask(donor):
             continue
-        for member in ledger.above_min(donor, back):
-            if not ledger.fits(claim.job, member.node, donor.uid):
+        for member in draft.above_min(donor, back):
+            if not draft.fits(claim.job, member.node, donor.uid):
                 continue
-            if not claim.release(donor, ledger.books.use_on(donor, member.node)):
+            if not claim.release(donor, draft.fit.use_on(donor, member.node)):
                 break
             claim.shrink.append((donor, member.node))
             claim.search.found.add(member.node)
@@ -117,7 +117,7 @@ def _shrink(ledger: NodeLedger, claim: _Claim, donors: Iterable[JobRecord], back
                 return
 
 
-def _stop_some(ledger: NodeLedger, claim: _Claim, donors: Iterable[JobRecord], back: Collection[Given]) -> None:
+def _stop_some(draft: TransferDraft, claim: _Claim, donors: Iterable[JobRecord], back: Collection[Given]) -> None:
     """Whole donors, with all that they have left, until there is enough."""
     given = {(donor.uid, node) for donor, node in claim.shrink}
     for donor in donors:
@@ -125,16 +125,16 @@ def _stop_some(ledger: NodeLedger, claim: _Claim, donors: Iterable[JobRecord], b
             return
         if not claim.may_ask(donor):
             continue
-        rest = [m for m in ledger.remaining(donor, back) if (donor.uid, m.node) not in given]
-        able = [m.node for m in rest if ledger.fits(claim.job, m.node, donor.uid)]
-        use = ledger.books.use_of_all(donor, rest)
+        rest = [m for m in draft.remaining(donor, back) if (donor.uid, m.node) not in given]
+        able = [m.node for m in rest if draft.fits(claim.job, m.node, donor.uid)]
+        use = draft.fit.use_of_all(donor, rest)
         if able and claim.release(donor, use):
             claim.stop.append((donor, len(able), use))
             claim.search.found.update(able)
             claim.short -= len(able)
 
 
-def _leave_surplus(ledger: NodeLedger, claim: _Claim) -> None:
+def _leave_surplus(draft: TransferDraft, claim: _Claim) -> None:
     """Donors that are unnecessary since a larger one was added keep what they have; then nodes."""
     needed = []
     for donor, count, use in reversed(claim.stop):
@@ -146,5 +146,5 @@ def _leave_surplus(ledger: NodeLedger, claim: _Claim) -> None:
     claim.stop = needed[::-1]
     while claim.shrink and claim.short < 0:
         donor, node = claim.shrink.pop()
-        claim.plan.grant(donor, ledger.books.use_on(donor, node))
+        claim.plan.grant(donor, draft.fit.use_on(donor, node))
         claim.short += 1

@@ -1,7 +1,7 @@
 """Nodes for all places of a job of several roles that waits, or nothing: idle ones, and of what others could leave as
 little as will do.
 
-How places are laid out is ``placing/roles.py``'s, who may have to leave something ``nodeledger.py``'s.
+How places are laid out is ``placing/roles.py``'s, who may have to leave something ``transferdraft.py``'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nodeagent.plan.fairshare.resources import Resources, least, of_places, toge
 from nodeagent.plan.nodes.candidates import Candidate, NodeKind, kind_of
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.roles import count_on, lay
-from nodeagent.plan.queueing.nodeledger import NodeLedger
+from nodeagent.plan.queueing.transferdraft import TransferDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class _Source:
 class PlaceRoom:
     """Of one job. Its search is limited already (``NodeSearch``)."""
 
-    def __init__(self, ledger: NodeLedger, job: JobRecord) -> None:
-        self._ledger, self._cluster, self._job = ledger, ledger.cluster, job
-        self._idle = [*ledger.idle_for(job)]
+    def __init__(self, draft: TransferDraft, job: JobRecord) -> None:
+        self._draft, self._cluster, self._job = draft, draft.cluster, job
+        self._idle = [*draft.idle_for(job)]
         self._sources = self._all_sources()
         """Those first that are to leave something first."""
         self._laid: dict[int, tuple[Layout, Reclaim] | None] = {}
@@ -52,7 +52,7 @@ class PlaceRoom:
 
     def provide(self) -> bool:
         """False: nothing was done."""
-        ledger, job = self._ledger, self._job
+        draft, job = self._draft, self._job
         if not self._enough(len(self._sources)):
             return False
         count = bisect_left(range(len(self._sources)), True, key=self._enough)
@@ -63,10 +63,10 @@ class PlaceRoom:
         plan.grant(job, of_places(layout.places))
         nodes = {node for source in some if not source.whole for node in source.nodes}
         free = [node for node in layout.places if node in self._idle and node not in nodes]
-        ledger.decide(job, free, [(one.donor, one.nodes[0]) for one in some if not one.whole], plan)
+        draft.decide(job, free, [(one.donor, one.nodes[0]) for one in some if not one.whole], plan)
         for one in reversed(some):
             if one.whole:
-                ledger.stop(one.donor, one.nodes, job)
+                draft.stop(one.donor, one.nodes, job)
         return True
 
     def _enough(self, count: int) -> bool:
@@ -92,16 +92,16 @@ class PlaceRoom:
 
     def _all_sources(self) -> list[_Source]:
         """What others could leave: what they borrowed, what they have above their ``min``, and all that they have."""
-        ledger, job, books = self._ledger, self._job, self._ledger.books
-        back = ledger.to_give(job, len(books.nodes))
-        found = [_Source(donor, (node,), books.use_on(donor, node)) for donor, node in back]
-        if not ledger.shared:
+        draft, job, fit = self._draft, self._job, self._draft.fit
+        back = draft.to_give(job, len(fit.nodes))
+        found = [_Source(donor, (node,), fit.use_on(donor, node)) for donor, node in back]
+        if not draft.shared:
             return found
-        needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, ledger.reclaim)
+        needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, draft.reclaim)
         for one in found:
             plan.release(one.donor, one.use)
-        owns, donors, given = plan.owns(job, needs), ledger.donors(job, needs), set[tuple[str, str]]()
-        rounded = ledger.search(job).rounded
+        owns, donors, given = plan.owns(job, needs), draft.donors(job, needs), set[tuple[str, str]]()
+        rounded = draft.search(job).rounded
 
         def leave(source: _Source) -> bool:
             able = plan.may_lose(source.donor, source.use, job, needs, owns, rounded=rounded)
@@ -111,15 +111,15 @@ class PlaceRoom:
             return able
 
         for donor in donors:
-            for member in ledger.above_min(donor, back):
-                if ledger.fits(job, member.node, donor.uid):
-                    if not leave(_Source(donor, (member.node,), books.use_on(donor, member.node))):
+            for member in draft.above_min(donor, back):
+                if draft.fits(job, member.node, donor.uid):
+                    if not leave(_Source(donor, (member.node,), fit.use_on(donor, member.node))):
                         break
                     given.add((donor.uid, member.node))
         for donor in donors:
-            rest = [m for m in ledger.remaining(donor, back) if (donor.uid, m.node) not in given]
-            if any(ledger.fits(job, m.node, donor.uid) for m in rest):
-                use = together(books.use_on(donor, m.node) for m in rest)
+            rest = [m for m in draft.remaining(donor, back) if (donor.uid, m.node) not in given]
+            if any(draft.fits(job, m.node, donor.uid) for m in rest):
+                use = together(fit.use_on(donor, m.node) for m in rest)
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
         return found
 
@@ -128,11 +128,11 @@ class PlaceRoom:
         gone: dict[str, set[str]] = {}
         for source in self._sources[:count]:
             for node in source.nodes:
-                if self._ledger.fits(self._job, node, source.donor.uid):
+                if self._draft.fits(self._job, node, source.donor.uid):
                     gone.setdefault(node, set()).add(source.donor.uid)
         found = list[tuple[Candidate, NodeKind]]()
         for node in dict.fromkeys((*self._idle, *gone)):
-            record, leave, booked = self._cluster.nodes[node], gone.get(node, ()), self._ledger.books.used.get(node, {})
+            record, leave, booked = self._cluster.nodes[node], gone.get(node, ()), self._draft.fit.used.get(node, {})
             used = {device for uid, devices in booked.items() if uid not in leave for device in devices}
             devices = tuple(d for d in record.facts.devices() if d not in used)
             found.append((Candidate(node, record.incarnation.life, "fit", "", devices), kind_of(record, used)))
@@ -140,7 +140,7 @@ class PlaceRoom:
 
     def _left(self, count: int) -> Reclaim:
         """What queues use without what the first sources leave."""
-        plan = Reclaim(self._cluster, self._ledger.reclaim)
+        plan = Reclaim(self._cluster, self._draft.reclaim)
         for source in self._sources[:count]:
             plan.release(source.donor, source.use)
         return plan

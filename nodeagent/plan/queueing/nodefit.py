@@ -21,7 +21,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.room import kinds
 
 
-class NodeBooks:
+class NodeFit:
     """Of one view."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -24,7 +24,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.arranging import arranged
 from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent
-from nodeagent.plan.queueing.nodebooks import NodeBooks
+from nodeagent.plan.queueing.nodefit import NodeFit
 from nodeagent.plan.queueing.reservations import ReservedNodes, reserved
 from nodeagent.plan.queueing.reserving import Reservation
 
@@ -52,14 +52,14 @@ class NodeSearch:
         self.inside, self.anywhere = inside, anywhere
 
 
-class NodeLedger:
+class TransferDraft:
     """Of one view. What a generation leaves counts as free already: it will be in a moment, and nothing more need be
     given back for it."""
 
     def __init__(self, cluster: Cluster, borrowers: Iterable[JobRecord]) -> None:
         self.cluster = cluster
         self.borrowers = tuple(borrowers)
-        self.books = NodeBooks(cluster)
+        self.fit = NodeFit(cluster)
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
         self.stops: dict[str, str] = {}
@@ -226,7 +226,7 @@ class NodeLedger:
 
     def returns(self, donor: JobRecord, node: str, job: JobRecord) -> bool:
         """This node, which the donor has borrowed, may come back for the job."""
-        use, to = self.books.use_on(donor, node), queue_of(job.spec.queue)
+        use, to = self.fit.use_on(donor, node), queue_of(job.spec.queue)
         return self.fits(job, node, donor.uid) and self.reclaim.may_return(donor, use, to)
 
     # -- which nodes a job may have
@@ -235,7 +235,7 @@ class NodeLedger:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self.cluster).get(job.uid, {})
         leaving, below = job.control.leaving, self.size.get(job.uid, 0) < job.control.target
-        free = [n for n in self.books.with_room(job) if n not in self._promised and n not in leaving]
+        free = [n for n in self.fit.with_room(job) if n not in self._promised and n not in leaving]
         if below and (theirs := self._reserved.for_others.get(job.uid)):
             lacking = NO_NODES.union(*(one.nodes for one in self._lack(theirs)))
             free = [n for n in free if n not in theirs.nodes or n not in lacking]
@@ -257,11 +257,11 @@ class NodeLedger:
             return False
         record = self.cluster.nodes[node]
         ready = record.readiness.get(job.uid)
-        if (ready is not None and ready.state == "unfit") or job.uid in self.books.used.get(node, {}):
+        if (ready is not None and ready.state == "unfit") or job.uid in self.fit.used.get(node, {}):
             return False
         if job.uid in record.left_out:
             return False
-        return self.books.suits(job, node, donor)
+        return self.fit.suits(job, node, donor)
 
     def _distance(self, job: JobRecord) -> Callable[[str], tuple[int, int]]:
         """Sort key: the nodes first that the job prefers, and of these those that are near to what it has."""
@@ -278,7 +278,7 @@ class NodeLedger:
         """Nodes in the domain that the job has to stay in."""
         gang = gang_of(self.cluster, job.spec)
         domains = {gang.paths[m.node][: gang.within] for m in survivors(self.cluster, job)}
-        return frozenset(n for n in self.books.nodes if {gang.paths[n][: gang.within]} == domains)
+        return frozenset(n for n in self.fit.nodes if {gang.paths[n][: gang.within]} == domains)
 
     def _is_reserved(self, node: str, job: JobRecord) -> bool:
         """The node is reserved for a gang that is earlier in line and still lacks nodes, and the job would not give it
