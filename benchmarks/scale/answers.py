@@ -80,7 +80,9 @@ async def in_pages(handler: Handler, path: str) -> Answered:
 QUESTIONS: dict[str, Callable[[Agent], Awaitable[Answered]]] = {
     "top": lambda agent: answered(TopRoutes(view_of(agent)).top, "/v1/top"),
     "get nodes": lambda agent: in_pages(NodeRoutes(view_of(agent)).index, "/v1/nodes"),
-    "page": lambda agent: answered(StatusRoutes(view_of(agent), UserDatabase(look=str)).status, "/v1/status"),
+    "page": lambda agent: answered(
+        StatusRoutes(view_of(agent), UserDatabase(str, time.monotonic)).status, "/v1/status"
+    ),
 }
 """Each to an agent that has not answered it yet."""
 

@@ -51,6 +51,7 @@ from nodeagent.osutil.linux import boot_id, can_refuse_descriptors
 from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.pods.login import find_login
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, other_name
 from nodeagent.spec.errors import SpecError
 from nodeagent.store.base import KeyMark
@@ -120,8 +121,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         door = LeasePort(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
         process = LocalLeaseProcess(config, node, store, unit, door)
         host = ShimHost(
-            node, config.dirs, config.jobs, address, config.ports.rendezvous, ShimStart(unit=unit), granted=process.wake
-        )
+            node, config.dirs, config.jobs, address, config.ports.rendezvous, ShimStart(unit=unit), find_login,
+            granted=process.wake,
+        )  # fmt: skip
         closing.push_async_callback(host.close)
         peers = UdpPeers(door)
         closing.callback(peers.close)

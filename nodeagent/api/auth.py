@@ -61,7 +61,7 @@ class _Answer:
 class UserDatabase:
     """Looks up users. ``look`` returns the name of a uid and may block; ``clock`` counts seconds."""
 
-    def __init__(self, look: Callable[[int], str] = name_of, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, look: Callable[[int], str], clock: Callable[[], float]) -> None:
         self._look, self._clock = look, clock
         self._known: dict[Hashable, _Answer] = {}
         self._asked: dict[Hashable, Future[Any]] = {}
@@ -165,7 +165,7 @@ class UserDatabase:
                 future.set_result(result)
 
 
-DATABASE = UserDatabase()
+DATABASE = UserDatabase(name_of, time.monotonic)
 """The database of this process."""
 
 

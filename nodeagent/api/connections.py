@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from nodeagent.api.auth import CallerKey
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import peer_credentials
-from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
+from nodeagent.osutil.subuids import SubordinateUids
 from nodeagent.osutil.tcp import whose
 
 PER_REQUEST = 2
@@ -149,8 +148,8 @@ class Guests(ABC):
         self,
         view: AgentView,
         server: ServerFactory,
-        subordinates: SubordinateUids = SUBORDINATES,
-        clock: Callable[[], float] = time.monotonic,
+        subordinates: SubordinateUids,
+        clock: Callable[[], float],
     ) -> None:
         self._view, self._server, self._subordinates, self._clock = view, server, subordinates, clock
         self._free = (0, os.geteuid())

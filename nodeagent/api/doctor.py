@@ -53,7 +53,7 @@ class DoctorRoutes:
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
-        from nodeagent.doctor.cluster import StoreLooker, report
+        from nodeagent.doctor.cluster import StoreLooker, report, store_findings
         from nodeagent.plan.findings.cluster import (
             judge_agent,
             judge_cuts,
@@ -65,7 +65,7 @@ class DoctorRoutes:
         from nodeagent.plan.findings.host import judge_host
 
         if self._store is None:
-            self._store = StoreLooker()
+            self._store = StoreLooker(store_findings)
         view, here = self.view, f"node/{self.view.node}"
         wanted = requests.flag(request, "peers")
         host, store, peers, cuts = await asyncio.gather(
@@ -120,10 +120,10 @@ class DoctorRoutes:
 
     async def _host(self) -> HostFacts:
         from nodeagent.agent.machine import find_address, is_named
-        from nodeagent.doctor.machine import Looker
+        from nodeagent.doctor.machine import LOOK_BOUND, Looker, look_at
 
         if self._looker is None:
-            self._looker = Looker()
+            self._looker = Looker(look_at, LOOK_BOUND)
         me, config = self.view.me(), self.view.config
         found = find_address(config, os.environ)
         address = found if me is None else me.facts.address

@@ -104,9 +104,10 @@ class HttpsServer:
         view, config = self._view, self._view.config
         context, certificate = await server_context(config.api.tls, view.node, config.dirs.state)
         tokens = TokenBook(config.api.tokens, lambda why: self._log.error("no token is let in", why=why))
-        keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, lambda: view.config.jobs, self._bounds.body)
+        gate = Gate(view.key, view.node, time.monotonic)
+        keeper = Doorkeeper(gate, certificate, tokens, lambda: view.config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)
-        handshakes = Handshakes(self._bounds, self._agents, self._complain)
+        handshakes = Handshakes(self._bounds, self._agents, self._complain, time.monotonic)
         door = _Door(context, self._bounds, handshakes)
         app = create_app(view, self._metrics, door=(keeper, door), throttle=self._throttle)
         runner = create_runner(
@@ -181,7 +182,7 @@ class Handshakes:
         bounds: ServerBounds,
         agents: Callable[[], Iterable[str]],
         complain: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """``agents``: the other agents' addresses; ``complain`` is called, now and then, with an address that was
         refused."""

@@ -35,7 +35,7 @@ from nodeagent.api.jobdetail import (
     way_out,
 )
 from nodeagent.api.jobwriter import JobWriter, anew, noted
-from nodeagent.api.limits import JobSizes, owner_json
+from nodeagent.api.limits import JobSizes, owner_json, spec_bytes
 from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved, seen
@@ -52,6 +52,7 @@ from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.queueing.room import never
 from nodeagent.spec.jobcheck import mistakes, too_much
 from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.client import MOST_JOBS
 from nodeagent.store.messages import QuotaClaims
 
 PAGE = 100
@@ -67,7 +68,7 @@ class JobRoutes:
 
     def __init__(self, view: AgentView, throttle: Throttle, names: UserDatabase = DATABASE) -> None:
         self.view = view
-        self._throttle, self.sizes, self._names = throttle, JobSizes(), names
+        self._throttle, self.sizes, self._names = throttle, JobSizes(MOST_JOBS, spec_bytes), names
         self._audit = AuditTail(view)
         self._writer = JobWriter(view, names)
         self._batches = Batches(view, self._writer)

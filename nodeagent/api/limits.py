@@ -139,7 +139,7 @@ class JobSizes:
     """What the specs of jobs take in the store, each written once: at the limit they are megabytes. ``most``: jobs that
     are remembered."""
 
-    def __init__(self, most: int = client.MOST_JOBS, size: Callable[[JobSpec], int] = spec_bytes) -> None:
+    def __init__(self, most: int, size: Callable[[JobSpec], int]) -> None:
         self._most, self._size = most, size
         self._sizes: dict[str, int] = {}
         """By uid, the newest asked for last. A job's spec never changes."""

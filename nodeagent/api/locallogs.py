@@ -17,7 +17,17 @@ from weakref import WeakValueDictionary
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.untrusted import NotSeenError
-from nodeagent.pods.logs import TURNS, LogLine, LogsHangError, LogTurns, beside, generations, newest, read_logs
+from nodeagent.pods.logs import (
+    THREADS_EACH,
+    TURNS,
+    LogLine,
+    LogsHangError,
+    LogTurns,
+    beside,
+    generations,
+    newest,
+    read_logs,
+)
 from nodeagent.pods.logs import follow as follow_files
 
 Line = dict[str, Any]
@@ -41,7 +51,7 @@ TAIL_WAIT = 10.0
 class Readers:
     """The present readers of logs; bounded, since each costs the agent time and memory."""
 
-    def __init__(self, per_user: int = READERS_PER_USER, most: int = READERS_MAX) -> None:
+    def __init__(self, per_user: int, most: int) -> None:
         self._per_user, self._most = per_user, most
         self._now: Counter[tuple[int, str]] = Counter()
         self._turns: WeakValueDictionary[tuple[int, str], LogTurns] = WeakValueDictionary()
@@ -64,7 +74,7 @@ class Readers:
         if text:
             raise ApiError("limit", text, "end one (for example a `nodeagentctl logs -f`), then try again")
         self._now[who] += 1
-        turns = self._turns.setdefault(who, LogTurns())
+        turns = self._turns.setdefault(who, LogTurns(THREADS_EACH))
         before = TURNS.set(turns)
         try:
             yield

@@ -25,7 +25,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.forward import FAILURES, PeerRefusedError, Way, peer_lines, way_to, words
-from nodeagent.api.locallogs import Query, Readers, followed_lines, notice, stored_lines
+from nodeagent.api.locallogs import READERS_MAX, READERS_PER_USER, Query, Readers, followed_lines, notice, stored_lines
 from nodeagent.api.logcursor import LogCursor
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -67,7 +67,7 @@ class LogRoutes:
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
-        self.readers = Readers()
+        self.readers = Readers(READERS_PER_USER, READERS_MAX)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""

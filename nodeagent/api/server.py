@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +45,7 @@ from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.throttle import Throttle, throttle_middleware
 from nodeagent.api.windows import WindowRoutes
 from nodeagent.osutil.linux import refuse_descriptors
+from nodeagent.osutil.subuids import SUBORDINATES
 from nodeagent.trust.certificate import CertificateError
 
 
@@ -71,13 +73,13 @@ def create_app(
     """``local_socket``: the full API, for a unix socket (SO_PEERCRED identifies callers); ``door``: the full API for
     the callers that it identifies; neither: health, metrics and the status page only. ``throttle``: of users'
     requests, if several applications share it."""
-    throttle = Throttle(lambda: view.config.limits) if throttle is None else throttle
+    throttle = Throttle(lambda: view.config.limits, time.monotonic) if throttle is None else throttle
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
         middlewares = [farewell_middleware, *middlewares, door_middleware(*door)]
     if full:
-        middlewares += [throttle_middleware(view, throttle), encoding_middleware, query_middleware]
+        middlewares += [throttle_middleware(view, throttle, SUBORDINATES), encoding_middleware, query_middleware]
         middlewares += [joined_middleware(view), answering_middleware(view)]
     else:
         middlewares += [guest_middleware(PATHS, os.geteuid()), encoding_middleware]
@@ -170,7 +172,7 @@ class ApiServer:
         """``notify`` is called with the url of loopback HTTP, once it listens."""
         self._view = view
         self._metrics = metrics
-        self.throttle = Throttle(lambda: view.config.limits) if throttle is None else throttle
+        self.throttle = Throttle(lambda: view.config.limits, time.monotonic) if throttle is None else throttle
         """Of the users' requests to this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []
@@ -222,7 +224,7 @@ class ApiServer:
         found = path.stat()
         self._inode = (found.st_dev, found.st_ino)
         runner, server = await self._runner(local_socket=True)
-        guests = self._listening[runner] = SocketGuests(self._view, server)
+        guests = self._listening[runner] = SocketGuests(self._view, server, SUBORDINATES, time.monotonic)
         guests.serve(sock)
 
     async def _listen_http(self) -> None:
@@ -241,7 +243,7 @@ class ApiServer:
         except BaseException:
             sock.close()
             raise
-        guests = self._listening[runner] = LoopbackGuests(self._view, server)
+        guests = self._listening[runner] = LoopbackGuests(self._view, server, SUBORDINATES, time.monotonic)
         guests.serve(sock)
         self.http_url = f"http://{ADDRESS}:{sock.getsockname()[1]}"
         self._notify(self.http_url)

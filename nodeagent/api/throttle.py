@@ -25,7 +25,7 @@ from nodeagent.api.auth import CALLER, CallerKey
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.osutil.clock import Allowance
-from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
+from nodeagent.osutil.subuids import SubordinateUids
 from nodeagent.spec.sections import LimitsConfig
 
 USERS = 4096
@@ -61,7 +61,7 @@ class Throttle:
     """The requests of all users. ``limits``: as they are now, since a reload may change them; ``clock`` counts seconds
     and never goes back."""
 
-    def __init__(self, limits: Callable[[], LimitsConfig], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Callable[[], LimitsConfig], clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
         self._users: dict[CallerKey, _Asking] = {}
 
@@ -168,9 +168,7 @@ class Timed(Awaitable[Answer]):
                 step = partial(self._work.send, None)
 
 
-def throttle_middleware(
-    view: AgentView, throttle: Throttle, subordinates: SubordinateUids = SUBORDINATES
-) -> Middleware:
+def throttle_middleware(view: AgentView, throttle: Throttle, subordinates: SubordinateUids) -> Middleware:
     """Applies ``limits`` to all callers but root, the agent's own user and operators. Runs after the https doorkeeper,
     if there is one. ``subordinates``: uids that are counted together."""
     own = os.geteuid()

@@ -111,7 +111,7 @@ class StoreLooker:
     """Makes the same findings on an event loop of its own: a hundred questions, and reading TLS certificates, must not
     block the agent's. One inspection at a time: who asks meanwhile gets the same findings."""
 
-    def __init__(self, find: Callable[[AgentConfig], Awaitable[tuple[Finding, ...]]] = store_findings) -> None:
+    def __init__(self, find: Callable[[AgentConfig], Awaitable[tuple[Finding, ...]]]) -> None:
         self._find = find
         self._under_way: asyncio.Future[tuple[Finding, ...]] | None = None
 

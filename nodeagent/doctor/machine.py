@@ -52,8 +52,8 @@ PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 class Looker:
     """Makes one inspection at a time: if one hangs, this is reported, and no other one begins until it ends."""
 
-    def __init__(self, look: LookAtHost | None = None, bound: float = LOOK_BOUND) -> None:
-        self._look, self._bound = look or look_at, bound
+    def __init__(self, look: LookAtHost, bound: float) -> None:
+        self._look, self._bound = look, bound
         self._under_way: asyncio.Future[HostFacts] | None = None
 
     async def look(self, config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
@@ -286,7 +286,7 @@ async def without_agent(why: str, file: Path | None, environ: Mapping[str, str],
     if config is None:
         return found
     here = socket.gethostname()
-    found += [("this machine", f) for f in judge_host(await Looker().look(config, here, "", None))]
+    found += [("this machine", f) for f in judge_host(await Looker(look_at, LOOK_BOUND).look(config, here, "", None))]
     if file is not None:
         found += [("cluster_key", f) for f in _key_findings(config)]
         found += [("store", f) for f in await store_findings(config)]

@@ -53,7 +53,7 @@ def _range(line: str) -> tuple[int, int, str] | None:
 class SubordinateUids:
     """Of this machine. ``clock`` counts seconds, and never goes back."""
 
-    def __init__(self, file: Path = FILE, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float]) -> None:
         self._file, self._clock = file, clock
         self._looked = float("-inf")
         self._version: tuple[int, int, int] | None = None
@@ -84,5 +84,5 @@ class SubordinateUids:
         self._ranges = sorted(keys, key=lambda one: one[0])
 
 
-SUBORDINATES = SubordinateUids()
+SUBORDINATES = SubordinateUids(FILE, time.monotonic)
 """Those of the machine that this process runs on."""

@@ -39,6 +39,7 @@ from nodeagent.osutil.linux import (
     boot_id,
     has_mark,
     is_over,
+    kill_marked,
     passing,
     pidfd_ended,
     power_mark,
@@ -71,7 +72,7 @@ from nodeagent.pods.folder import (
     run_folder,
     state_folder,
 )
-from nodeagent.pods.login import FindLogin, Login, Logins, NoAnswerError, UserError, find_login
+from nodeagent.pods.login import FindLogin, Login, Logins, NoAnswerError, UserError
 from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle, SharedByPods
 from nodeagent.pods.speech import SpeechByOwner
 from nodeagent.pods.sweep import Sweeper
@@ -118,7 +119,7 @@ class ShimHost:
         address: str,
         ports: tuple[int, int],
         how: ShimStart,
-        look: FindLogin = find_login,
+        look: FindLogin,
         granted: Callable[[], None] = lambda: None,
     ) -> None:
         """``ports``: the first and the last one that the pods use at ``address``. ``look``: who says whom a job's user
@@ -130,13 +131,13 @@ class ShimHost:
         self._pods: dict[str, PodHandle] = {}
         self._records = PodRecords(dirs.run)
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
-        self._logins, self._granted = Logins(node, look), granted
+        self._logins, self._granted = Logins(node, look, time.monotonic), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, or for their folders, by uid."""
         self._looks = AsideByOwner()
         """At what is the pods' users'."""
         self._clearing = Clearing(how.unit, self._looks, self._in_use)
-        self._promised, self._shared = OneAside(), SharedByPods(Sweeper(), self._looks, SpeechByOwner())
+        self._promised, self._shared = OneAside(), SharedByPods(Sweeper(kill_marked), self._looks, SpeechByOwner())
         self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:

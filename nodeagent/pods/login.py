@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ LoginKey = tuple[str, bool]
 class Logins:
     """Of one node. ``look`` is ``find_login``'s like and may block; ``clock`` counts seconds."""
 
-    def __init__(self, node: str, look: FindLogin = find_login, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: str, look: FindLogin, clock: Callable[[], float]) -> None:
         self._node, self._look, self._clock = node, look, clock
         self._known: dict[LoginKey, tuple[Login, float]] = {}
         self._asked: dict[LoginKey, asyncio.Future[Login]] = {}

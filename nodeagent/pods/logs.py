@@ -89,7 +89,7 @@ class LogTurns:
     """The steps of one user's readers in the threads that read logs: so many at a time. One that hangs counts until it
     comes back, whether anybody waits for it or not."""
 
-    def __init__(self, most: int = THREADS_EACH) -> None:
+    def __init__(self, most: int) -> None:
         self._free = asyncio.Semaphore(most)
 
     async def take(self, work: Callable[[], T]) -> T:
@@ -170,7 +170,7 @@ def newest(folder: Path, numbers: Collection[int], ranks: Collection[int] | None
 async def beside(work: Callable[[], T]) -> T:
     """The result of ``work``, one step of reading logs, in one of the threads for that. Raises LogsHangError if it
     does not come back within ``READ_LIMIT``; its thread then waits for the disk alone, and stops when that answers."""
-    turns = TURNS.get() or LogTurns()
+    turns = TURNS.get() or LogTurns(THREADS_EACH)
     try:
         async with asyncio.timeout(READ_LIMIT):
             return await turns.take(work)

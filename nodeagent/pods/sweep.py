@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 
-from nodeagent.osutil.linux import MarkedProcesses, kill_marked
+from nodeagent.osutil.linux import MarkedProcesses
 from nodeagent.osutil.threads import in_daemon
 
 Killed = Mapping[MarkedProcesses, list[int]]
@@ -22,7 +22,7 @@ _Request = tuple[MarkedProcesses, asyncio.Future[list[int]]]
 class Sweeper:
     """Of one node. ``look`` is ``kill_marked``'s like and may block."""
 
-    def __init__(self, look: KillMarked = kill_marked) -> None:
+    def __init__(self, look: KillMarked) -> None:
         self._look = look
         self._asked: dict[int, list[_Request]] = {}
         """For the next look, by the pods' user."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodeagent.shim.processes import is_reaped_elsewhere, reap
-from nodeagent.shim.record import WHOLE_ERRORS, MemoryKill, MemoryKills, exit_record
+from nodeagent.shim.record import ROOT, WHOLE_ERRORS, MemoryKill, MemoryKills, exit_record
 from nodeagent.shim.worker import LOOK_AGAIN, Parts, Worker
 
 LATER_CHARS = 200
@@ -35,7 +35,7 @@ class Exits:
         reaped: Callable[[Worker, int, dict[str, Any]], None],
     ) -> None:
         self._parts, self._ended, self._reaping, self._reaped = parts, ended, reaping, reaped
-        self._memory = MemoryKills()
+        self._memory = MemoryKills(ROOT)
         self._deaths = 0
 
     def look(self) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from nodeagent.osutil.linux import write_atomic
 from nodeagent.shim.loop import Loop
 
 TokenWords = dict[str, Any]
@@ -62,7 +61,7 @@ class PromisedToken:
     """``token`` is what is on the disk; None: nothing has been promised. One that is damaged is never taken for none: a
     store that lost writes may ask for what is older. Raises DamagedTokenError then."""
 
-    def __init__(self, loop: Loop, path: Path, to_disk: ToDisk = write_atomic) -> None:
+    def __init__(self, loop: Loop, path: Path, to_disk: ToDisk) -> None:
         self._path, self._to_disk = path, to_disk
         self.token = read_token(path)
         self._under_way: tuple[TokenWords, Written] | None = None

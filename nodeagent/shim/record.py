@@ -131,9 +131,9 @@ class _Look:
 
 
 class MemoryKills:
-    """Counts from now on."""
+    """Counts from now on. ``root``: of the files of the kernel and of cgroups."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path) -> None:
         group = _group(root)
         self._root, self._file = root, group if group is not None else root / "proc/vmstat"
         self._certain = group is not None

@@ -12,7 +12,6 @@ import binascii
 import hashlib
 import hmac
 import secrets
-import time
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -65,9 +64,9 @@ def write(key: ClusterKey, ticket: Ticket) -> str:
 
 
 class Gate:
-    """Issues challenges and checks tickets, for one run of one agent."""
+    """Issues challenges and checks tickets, for one run of one agent. ``clock`` counts seconds and never goes back."""
 
-    def __init__(self, key: ClusterKey, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, key: ClusterKey, node: str, clock: Callable[[], float]) -> None:
         self._key, self._node, self._clock = key, node, clock
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}

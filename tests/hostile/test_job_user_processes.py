@@ -23,7 +23,7 @@ from nodeagent.pods.base import PodStatus
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroups_left
 from nodeagent.pods.folder import folder_name
 from nodeagent.pods.host import ShimHost, ShimStart
-from nodeagent.pods.login import Login
+from nodeagent.pods.login import Login, find_login
 from nodeagent.shim.gang import STUCK_AFTER
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
@@ -345,7 +345,7 @@ async def test_a_shim_that_its_user_stops_before_it_is_executed_holds_up_no_agen
 ) -> None:
     """Between its change of the user and its execution it was the user's, and the agent's loop waited for it."""
     dirs = DirsConfig(run=root / "run", state=root / "state", logs=root / "logs")
-    host = ShimHost("n1", dirs, JobsConfig(), "127.0.0.1", (29400, 29899), ShimStart(SYSTEM_PYTHON))
+    host = ShimHost("n1", dirs, JobsConfig(), "127.0.0.1", (29400, 29899), ShimStart(SYSTEM_PYTHON), find_login)
     login = Login("stopped", STOPPED_UID, STOPPED_UID, (STOPPED_UID, OTHER))
     command = [SYSTEM_PYTHON, "-Sc", "import time; time.sleep(600)"]
     with (root / "log").open("ab") as log:

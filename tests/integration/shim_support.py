@@ -21,6 +21,7 @@ from nodeagent.osutil.linux import boottime, marked, pids, stat_fields
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.folder import PodRecords, folder_name, log_folder
 from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.pods.login import find_login
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig, LogsConfig
 from tests.bounds import Bound
 from tests.processes import command_line
@@ -117,6 +118,7 @@ class Bench:
             "address": "127.0.0.1",
             "ports": (23100, 23999),
             "how": ShimStart(self.python),
+            "look": find_login,
             "granted": self._write_grants,
         }
         return ShimHost(**(settings | changes))

@@ -36,8 +36,7 @@ from nodeagent.plan.pods.report import of_member
 from nodeagent.plan.pods.running import own_report, run
 from nodeagent.plan.pods.stopping import stop
 from nodeagent.plan.queueing.elastic import nodes_wanted
-from nodeagent.plan.queueing.heldback import line
-from nodeagent.plan.queueing.queue import line_key, next_up
+from nodeagent.plan.queueing.queue import line_key
 from nodeagent.pods.base import PodStatus
 
 PodRule = Callable[[PodCase], PodAction | None]
@@ -61,19 +60,15 @@ Guard = Callable[[str, Callable[[], PodFinding]], PodFinding | None]
 """Calls the function, which is about this job (uid) alone; None: it raised, and nothing is to be done for the pod."""
 
 
-def _unguarded(_uid: str, find: Callable[[], PodFinding]) -> PodFinding:
-    return find()
-
-
 def plan_pods(
     cluster: Cluster,
     node: str,
     incarnation: Incarnation,
     statuses: Mapping[str, PodStatus],
     standbys: int,
-    lent: Collection[str] = (),
-    up: Collection[str] | None = None,
-    guard: Guard = _unguarded,
+    lent: Collection[str],
+    up: Collection[str],
+    guard: Guard,
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, one for each pod: the next action follows when its effect is seen. Only
     ``while_stopping`` follows at once.
@@ -81,11 +76,10 @@ def plan_pods(
     ``standbys``: how many pods are kept ready here for jobs that do not need this node now (paused jobs, and running
     jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this node. But of
     the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a few are kept
-    (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise of this node may still lend time to. ``up``: what
-    ``queue.next_up`` says, where it was asked already. ``guard``: of what is decided for each pod by itself."""
+    (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise of this node may still lend time to. ``up``: as of
+    ``queue.next_up``. ``guard``: of what is decided for each pod by itself."""
     out: list[PodAction] = []
     spares = failed = 0
-    up = next_up(cluster, line(cluster)).up if up is None else up
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:

@@ -25,12 +25,12 @@ from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.actions import Prepare, Retire, Start
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StepFailedError, StoreRefusedError
 from nodeagent.store.messages import Proposal
 from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.planning import plan_node
 
 NODES = [make_node("n1"), make_node("n2")]
 GENERATION = make_generation(("n1", "n2"), acks=("n1", "n2"))
@@ -69,7 +69,7 @@ def test_whatever_changes_is_planned_for_at_once() -> None:
     kinds = []
     for cluster, me, statuses, standbys, lent in steps:
         actions = plan(cluster, me, statuses, standbys, lent)
-        assert actions == plan_pods(cluster, "n1", me, statuses, standbys, lent)
+        assert actions == plan_node(cluster, "n1", me, statuses, standbys, lent)
         kinds.append([type(action) for action in actions])
     assert {Start, Prepare, Retire} <= {kind for found in kinds for kind in found}
     assert kinds[0] != kinds[1]
@@ -83,8 +83,8 @@ def test_what_is_lent_counts() -> None:
     view, still = make_cluster(NODES, keeps), {UID: PodStatus(uid=UID, phase="exited", highest=forming.token)}
     plan = PodPlan("n1", Undecided("n1", Metrics().left_undecided))
     lends, free = plan(view, ME, still, 2, {UID}), plan(view, ME, still, 2, ())
-    assert lends == plan_pods(view, "n1", ME, still, 2, {UID})
-    assert free == plan_pods(view, "n1", ME, still, 2, ())
+    assert lends == plan_node(view, "n1", ME, still, 2, {UID})
+    assert free == plan_node(view, "n1", ME, still, 2, ())
 
 
 class Proposals:

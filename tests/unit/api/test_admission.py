@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import grp
 import os
+import time
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
 from nodeagent.api.admission import admitted, may_grow, with_quotas
-from nodeagent.api.auth import Caller, UserDatabase
+from nodeagent.api.auth import Caller, UserDatabase, name_of
 from nodeagent.api.errors import ApiError
 from nodeagent.model.jobspec import Hang, JobSpec
 from nodeagent.model.queue import DEFAULT_QUEUE, Amount, JobLimits, Queue, Queues, UserQuota
@@ -19,6 +20,10 @@ from tests.unit.plan.build import make_cluster, make_job, make_node, make_spec
 
 ALICE = Caller(uid=1000, gid=1000, name="alice", operator=False, trusted=False)
 ROOT = Caller(uid=0, gid=0, name="root", operator=True, trusted=True)
+
+
+def users() -> UserDatabase:
+    return UserDatabase(name_of, time.monotonic)
 
 
 def cluster(*queues: Queue, jobs: tuple[Any, ...] = (), gpus: int = 8) -> Cluster:
@@ -31,12 +36,12 @@ def job(queue: str = "", size: tuple[int, int] = (1, 1), name: str = "a", **more
 
 
 async def queue_of(found: Cluster, spec: JobSpec, who: Caller = ALICE) -> str:
-    return (await admitted(found, who, spec, UserDatabase())).queue
+    return (await admitted(found, who, spec, users())).queue
 
 
 async def refusal(found: Cluster, spec: JobSpec, who: Caller = ALICE) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await admitted(found, who, spec, UserDatabase())
+        await admitted(found, who, spec, users())
     return caught.value
 
 
@@ -160,7 +165,7 @@ async def test_a_job_of_several_roles_is_as_large_as_its_places_need_at_least() 
 async def test_a_queue_has_a_longest_and_a_usual_time_limit() -> None:
     async def limit(limits: JobLimits, asked: float | None) -> float | None:
         found = cluster(Queue(name="team", limits=limits))
-        return (await admitted(found, ALICE, job("team", time_limit=asked), UserDatabase())).time_limit
+        return (await admitted(found, ALICE, job("team", time_limit=asked), users())).time_limit
 
     longest, both = JobLimits(max_time_limit=7200), JobLimits(max_time_limit=7200, default_time_limit=60)
     assert [await limit(longest, asked) for asked in (None, 60.0, 7200.0)] == [7200.0, 60.0, 7200.0]
@@ -176,7 +181,7 @@ async def test_a_queue_has_a_longest_and_a_usual_time_limit() -> None:
 async def test_time_limits_are_those_of_the_queues_above_too() -> None:
     async def limit(top: JobLimits, below: JobLimits, asked: float | None) -> float | None:
         found = cluster(Queue(name="team", limits=top), Queue(name="vision", parent="team", limits=below))
-        return (await admitted(found, ALICE, job("vision", time_limit=asked), UserDatabase())).time_limit
+        return (await admitted(found, ALICE, job("vision", time_limit=asked), users())).time_limit
 
     longest, longer, usual = (
         JobLimits(max_time_limit=60),
@@ -198,7 +203,7 @@ async def test_a_queue_says_when_jobs_that_do_not_say_it_hang() -> None:
     async def hang(top: JobLimits, below: JobLimits, asked: Hang | Literal["off"] | None) -> object:
         found = cluster(Queue(name="team", limits=top), Queue(name="vision", parent="team", limits=below))
         spec = job("vision").model_copy(update={"hang": asked})
-        return (await admitted(found, ALICE, spec, UserDatabase())).hang
+        return (await admitted(found, ALICE, spec, users())).hang
 
     none, auto, ten, off = (JobLimits(default_hang=usual) for usual in (None, "auto", 600, "off"))
     assert [await hang(top, none, None) for top in (none, auto, ten, off)] == [None, Hang(), Hang(progress=600), "off"]
@@ -206,7 +211,7 @@ async def test_a_queue_says_when_jobs_that_do_not_say_it_hang() -> None:
     assert await hang(ten, off, None) == "off"
     assert [await hang(ten, auto, own) for own in ("off", Hang(progress=5))] == ["off", Hang(progress=5)]
     open_to_all = cluster(Queue(name="default", limits=ten))
-    assert (await admitted(open_to_all, ALICE, job(), UserDatabase())).hang == Hang(progress=600)
+    assert (await admitted(open_to_all, ALICE, job(), users())).hang == Hang(progress=600)
 
 
 async def test_a_users_quota_of_jobs() -> None:
@@ -249,8 +254,8 @@ async def test_a_quota_of_a_queue_holds_for_all_below_it() -> None:
     assert await queue_of(found, job("vision", (3, 3)), ROOT) == "vision"
     beside = [(job("speech", name="b"), 1), (job("other", name="c"), 5)]
     with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'team', which allows a user 2"):
-        await admitted(found, ALICE, job("vision"), UserDatabase(), beside=beside)
-    assert (await admitted(found, ALICE, job("vision"), UserDatabase(), beside=beside[1:])).queue == "vision"
+        await admitted(found, ALICE, job("vision"), users(), beside=beside)
+    assert (await admitted(found, ALICE, job("vision"), users(), beside=beside[1:])).queue == "vision"
     assert with_quotas(found, ALICE, [job("vision"), job("speech"), job("other")]) == ("team", "vision")
     assert with_quotas(found, ROOT, [job("vision")]) == ()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
-from nodeagent.api.auth import FRESH, KEPT, THREADS, WAITING, UserDatabase
+from nodeagent.api.auth import FRESH, KEPT, THREADS, WAITING, UserDatabase, name_of
 from nodeagent.api.errors import ApiError
 
 BOUND = 10.0
@@ -28,7 +29,7 @@ class Slow:
 
 async def test_a_lookup_that_hangs_delays_nobody() -> None:
     slow = Slow()
-    users = UserDatabase(slow.look)
+    users = UserDatabase(slow.look, time.monotonic)
     turns = 0
 
     async def beats() -> None:
@@ -50,7 +51,7 @@ async def test_a_lookup_that_hangs_delays_nobody() -> None:
 
 async def test_lookups_are_bounded() -> None:
     slow = Slow()
-    users = UserDatabase(slow.look)
+    users = UserDatabase(slow.look, time.monotonic)
     await users.learn(range(WAITING + 50))
     assert len(slow.looks) == THREADS
     with pytest.raises(ApiError, match="did not answer for uid 9999"):
@@ -61,7 +62,7 @@ async def test_lookups_are_bounded() -> None:
 
 async def test_a_thread_that_cannot_be_started_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full process table: the caller was refused until the agent's next start, and with the fourth all others."""
-    users = UserDatabase(lambda uid: f"user-{uid}")
+    users = UserDatabase(lambda uid: f"user-{uid}", time.monotonic)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", _cannot_start)
         for uid in range(THREADS + 1):
@@ -74,7 +75,7 @@ async def test_a_thread_that_cannot_be_started_locks_nobody_out(monkeypatch: pyt
 
 async def test_who_finds_no_new_thread_waits_for_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    users = UserDatabase(slow.look)
+    users = UserDatabase(slow.look, time.monotonic)
     first = asyncio.create_task(users.ask("a", lambda: slow.look(1), "uid 1", timeout=BOUND))
     await asyncio.sleep(0)
     with monkeypatch.context() as full:
@@ -91,7 +92,7 @@ def _cannot_start(_: threading.Thread) -> None:
 
 async def test_who_waits_too_long_gets_an_error() -> None:
     slow = Slow()
-    users = UserDatabase(slow.look)
+    users = UserDatabase(slow.look, time.monotonic)
     with pytest.raises(ApiError, match="did not answer"):
         await users.ask("who", lambda: slow.look(1), "uid 1", timeout=0.01)
     slow.let.set()
@@ -107,7 +108,7 @@ async def test_answers_are_remembered_for_a_while_and_failures_are_not() -> None
             raise KeyError("nobody")
         return f"look {looks}"
 
-    users = UserDatabase(clock=lambda: now)
+    users = UserDatabase(clock=lambda: now, look=name_of)
     with pytest.raises(KeyError):
         await users.ask("who", look, "who")
     assert [await users.ask("who", look, "who") for _ in range(2)] == ["look 2", "look 2"]
@@ -116,7 +117,7 @@ async def test_answers_are_remembered_for_a_while_and_failures_are_not() -> None
 
 
 async def test_what_is_remembered_is_bounded() -> None:
-    users = UserDatabase(lambda uid: f"user-{uid}")
+    users = UserDatabase(lambda uid: f"user-{uid}", time.monotonic)
     for first in range(0, KEPT + 100, 100):
         await users.learn(range(first, first + 100))
         await users.ask(("name", first + 99), lambda: "", "")

@@ -139,7 +139,7 @@ async def test_who_connects_without_end_keeps_nobody_out(tmp_path: Path) -> None
     uids = chain.from_iterable((100_000 + n, 0, 7) for n in count())
     view = FakeView(tmp_path)
     view.config = view.config.model_copy(update={"limits": LimitsConfig(requests=1)})
-    crowd = Crowd(view, uids, SubordinateUids(tmp_path / "subuid"))
+    crowd = Crowd(view, uids, SubordinateUids(tmp_path / "subuid", time.monotonic))
     most = int(CONNECTS * CONNECTS_BURST)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "s"))
@@ -169,7 +169,7 @@ async def test_where_no_connection_can_be_accepted_it_is_tried_again(
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
-    crowd = Crowd(FakeView(tmp_path), count(7), SubordinateUids(tmp_path / "none"))
+    crowd = Crowd(FakeView(tmp_path), count(7), SubordinateUids(tmp_path / "none", time.monotonic))
     listening = Short(socket.AF_UNIX)
     listening.bind(str(tmp_path / "s"))
     listening.listen(BACKLOG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,15 @@ from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota
 from nodeagent.spec.sections import LimitsConfig
 from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.client import MOST_JOBS
 from nodeagent.store.messages import QuotaClaims
 from tests.unit.api.fakes import FakeView, spec, spec_of_roles
 
 ALICE = 54321
+
+
+def sizes_of_jobs() -> JobSizes:
+    return JobSizes(MOST_JOBS, spec_bytes)
 
 
 def test_every_limit_is_shown_with_its_value() -> None:
@@ -43,8 +49,8 @@ def test_every_limit_is_shown_with_its_value() -> None:
 
 
 async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
-    view, names = FakeView(tmp_path), UserDatabase(lambda _uid: "alice")
-    throttle = Throttle(lambda: view.config.limits)
+    view, names = FakeView(tmp_path), UserDatabase(lambda _uid: "alice", time.monotonic)
+    throttle = Throttle(lambda: view.config.limits, time.monotonic)
     await view.join()
     await view.store.submit("u1", spec("one"), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two"), ALICE, 1.0, "alice", "r2")
@@ -54,19 +60,20 @@ async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
     await view.refresh()
     assert throttle.begin(ALICE, follows=True) == ""
     await names.learn([ALICE])
-    shown = await owner_json(view, throttle, JobSizes(), names, view.job("one"))
+    shown = await owner_json(view, throttle, sizes_of_jobs(), names, view.job("one"))
     assert shown is not None
     size = sum(len(view.job(name).spec.to_json()) for name in ("one", "two"))
     assert shown["used"] == {"jobs": 1, "job_bytes": size, "concurrent": 1, "followers": 1}
     assert (shown["owner"], shown["node"], shown["values"]["jobs"]) == ("alice", "n1", 100)
-    other = await owner_json(view, throttle, JobSizes(), names, view.job("other"))
+    other = await owner_json(view, throttle, sizes_of_jobs(), names, view.job("other"))
     assert other is not None
     assert other["used"]["followers"] == 0
 
 
 async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> None:
     """There, jobs in the history count too: `describe` and `doctor` showed room that there was not."""
-    view, sizes, names = FakeView(tmp_path), JobSizes(), UserDatabase(lambda _uid: "alice")
+    view, sizes = FakeView(tmp_path), sizes_of_jobs()
+    names = UserDatabase(lambda _uid: "alice", time.monotonic)
     await view.join()
     for number, name in enumerate(("one", "two")):
         await view.store.submit(f"u{number}", spec(name), ALICE, 1.0, "alice", f"r{number}")
@@ -76,7 +83,7 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
     await view.store.shelve(["u1"], 0.0, 100)
     await view.refresh()
     assert [job.name for job in view.cluster().jobs.values()] == ["one"]
-    shown = await owner_json(view, Throttle(lambda: view.config.limits), sizes, names, view.job("one"))
+    shown = await owner_json(view, Throttle(lambda: view.config.limits, time.monotonic), sizes, names, view.job("one"))
     assert shown is not None and shown["used"]["job_bytes"] == size
     assert await owned(view, sizes, [ALICE, ALICE + 1]) == {ALICE: (1, size), ALICE + 1: (0, 0)}
     with pytest.raises(StoreRefusedError, match=f"would take {size + len(spec('six').to_json())} bytes"):
@@ -87,22 +94,22 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
 
 async def test_an_owner_without_limits(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
-    view, names = FakeView(tmp_path, operators=group), UserDatabase(lambda _uid: "root")
-    throttle = Throttle(lambda: view.config.limits)
+    view, names = FakeView(tmp_path, operators=group), UserDatabase(lambda _uid: "root", time.monotonic)
+    throttle = Throttle(lambda: view.config.limits, time.monotonic)
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
     await view.store.submit("u1", spec("one"), 0, 1.0, "root", "r1")
     await view.store.submit("u2", spec("two", submitter=operator), ALICE, 1.0, "root", "r2")
     await view.refresh()
-    assert await owner_json(view, throttle, JobSizes(), names, view.job("one")) is None
-    assert await owner_json(view, throttle, JobSizes(), names, view.job("two")) is None
+    assert await owner_json(view, throttle, sizes_of_jobs(), names, view.job("one")) is None
+    assert await owner_json(view, throttle, sizes_of_jobs(), names, view.job("two")) is None
 
 
 async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> None:
     """Operators have none, whatever their jobs take."""
     group = grp.getgrgid(os.getgid()).gr_name
     view = FakeView(tmp_path, operators=group)
-    names = UserDatabase(lambda uid: {ALICE: "alice", ALICE + 1: "bob"}.get(uid, "root"))
+    names = UserDatabase(lambda uid: {ALICE: "alice", ALICE + 1: "bob"}.get(uid, "root"), time.monotonic)
     view.config = view.config.model_copy(update={"limits": LimitsConfig(jobs=1)})
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
@@ -110,12 +117,14 @@ async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> No
     await view.store.submit("u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
     await view.refresh()
-    found = await DoctorRoutes(view, Throttle(lambda: view.config.limits), JobSizes())._users(names)
+    found = await DoctorRoutes(view, Throttle(lambda: view.config.limits, time.monotonic), sizes_of_jobs())._users(
+        names
+    )
     assert [where for where, _ in found] == ["user/bob"]
 
 
 async def test_who_has_most_is_named_where_there_is_no_room(tmp_path: Path) -> None:
-    names = UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, str(uid)))
+    names = UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, str(uid)), time.monotonic)
     refused = StoreRefusedError("full", f"there is no room. Most have uid {ALICE} (3 jobs), uid 7 (2 jobs)")
     error = await limits.no_room(refused, names)
     assert (error.status, error.message) == (429, "there is no room. Most have alice (3 jobs), uid 7 (2 jobs)")
@@ -134,7 +143,7 @@ async def test_who_has_most_is_named_where_there_is_no_room(tmp_path: Path) -> N
 
 
 async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
-    view, names = FakeView(tmp_path), UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, "root"))
+    view, names = FakeView(tmp_path), UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, "root"), time.monotonic)
     await view.join()
     for number, owner in enumerate((ALICE, ALICE, 0)):
         await view.store.submit(f"u{number}", spec(f"job-{number}"), owner, 1.0, "who", f"r{number}")
@@ -142,7 +151,9 @@ async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
     await view.end(view.job("job-1"), "stopped", "by hand")
     await view.refresh()
     size = spec_bytes(view.job("job-0").spec)
-    have = await DoctorRoutes(view, Throttle(lambda: view.config.limits), JobSizes())._filled(names)
+    have = await DoctorRoutes(view, Throttle(lambda: view.config.limits, time.monotonic), sizes_of_jobs())._filled(
+        names
+    )
     assert have == {"alice": (2, 2 * size), "root": (1, size)}
 
 
@@ -150,7 +161,7 @@ class Racing:
     """A user who submits through two nodes in one instant, to a queue that allows him one job."""
 
     def __init__(self, view: FakeView, others: int) -> None:
-        self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice")
+        self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice", time.monotonic)
         self.writer, self.claimed = JobWriter(view, self._names), 0
 
     async def admit(self) -> list[JobSpec]:
@@ -233,7 +244,9 @@ async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
         signed = view.seal.control(name, first_control(gang, "alice", None))
         await view.store.submit(name, gang, ALICE, 1.0, "alice", name, control=signed)
     await view.refresh()
-    routes = JobRoutes(view, Throttle(lambda: view.config.limits), UserDatabase(lambda _uid: "alice"))
+    routes = JobRoutes(
+        view, Throttle(lambda: view.config.limits, time.monotonic), UserDatabase(lambda _uid: "alice", time.monotonic)
+    )
     write, racing = view.store.control, True
 
     async def known(*_: object) -> Caller:

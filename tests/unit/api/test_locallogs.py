@@ -13,7 +13,7 @@ import pytest
 from nodeagent.api import locallogs
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.locallogs import Line, Query, Readers, followed_lines, stored_lines
+from nodeagent.api.locallogs import READERS_MAX, READERS_PER_USER, Line, Query, Readers, followed_lines, stored_lines
 from nodeagent.osutil.threads import DaemonPool
 from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.pods import logs
@@ -44,7 +44,7 @@ def test_the_output_of_many_nodes_is_asked_for_few_readers_at_a_time(monkeypatch
     """Each reader of a job of 500 nodes had 500 connections of its own: of 16 readers they took gigabytes."""
     monkeypatch.setattr(locallogs, "PEERS_PER_USER", 1000)
     monkeypatch.setattr(locallogs, "PEERS_MAX", 4000)
-    readers = Readers()
+    readers = Readers(READERS_PER_USER, READERS_MAX)
     with ExitStack() as held:
         for uid, count in ((1, 500), (1, 500), (2, 2500)):
             held.enter_context(readers.peers(caller(uid), count))
@@ -61,7 +61,7 @@ def test_the_output_of_many_nodes_is_asked_for_few_readers_at_a_time(monkeypatch
 async def test_the_last_lines_are_held_for_few_readers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 readers who did not read held 200 MB."""
     monkeypatch.setattr(locallogs, "TAIL_WAIT", 0.01)
-    readers = Readers()
+    readers = Readers(READERS_PER_USER, READERS_MAX)
     async with AsyncExitStack() as held:
         for uid in (1, 1, 2, 2, 3, 3, 4):
             await held.enter_async_context(readers.tail(caller(uid), alone=False))
@@ -171,7 +171,7 @@ async def test_what_was_read_before_the_disk_hung_is_shown_before_the_notice(
 
 
 async def test_the_readers_of_a_user_take_turns_and_leave_threads_for_others() -> None:
-    readers = Readers()
+    readers = Readers(READERS_PER_USER, READERS_MAX)
     assert logs.THREADS_EACH * 4 <= logs.THREADS
     with readers.admit(caller(1)), readers.admit(caller(1)):
         first = logs.TURNS.get()

@@ -31,7 +31,7 @@ from nodeagent.api.throttle import (
     refusal_of_much,
     throttle_middleware,
 )
-from nodeagent.osutil.subuids import SubordinateUids
+from nodeagent.osutil.subuids import SUBORDINATES, SubordinateUids
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView
 
@@ -130,7 +130,7 @@ async def test_each_step_of_an_answer_is_timed() -> None:
 
 async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
-    throttle, request = Throttle(lambda: view.config.limits), make_mocked_request("GET", "/v1/jobs")
+    throttle, request = Throttle(lambda: view.config.limits, time.monotonic), make_mocked_request("GET", "/v1/jobs")
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -139,7 +139,7 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
             pass
         return web.Response()
 
-    middleware = throttle_middleware(view, throttle)
+    middleware = throttle_middleware(view, throttle, SUBORDINATES)
     assert (await middleware(request, handler)).status == 200
     with pytest.raises(ApiError, match="half of its time"):
         await middleware(request, handler)
@@ -148,7 +148,7 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
 async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_path: Path) -> None:
     """Python warns of work that was made and never awaited, and warnings are errors here."""
     view = FakeView(tmp_path)
-    throttle, begun = Throttle(lambda: view.config.limits), list[str]()
+    throttle, begun = Throttle(lambda: view.config.limits, time.monotonic), list[str]()
     request = make_mocked_request("GET", "/v1/history")
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
@@ -157,7 +157,7 @@ async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_
         await asyncio.sleep(60)
         return web.Response()
 
-    middleware = throttle_middleware(view, throttle)
+    middleware = throttle_middleware(view, throttle, SUBORDINATES)
     asked = [asyncio.ensure_future(middleware(request, handler)) for _ in range(HEAVY_AT_ONCE + 1)]
     await asyncio.sleep(0.01)
     for one in asked:
@@ -286,7 +286,7 @@ class Peer(asyncio.Transport):
 async def test_what_the_subordinate_uids_of_a_user_ask_for_is_counted_together(tmp_path: Path) -> None:
     (tmp_path / "subuid").write_text("ann:100000:65536\n")
     view = FakeView(tmp_path)
-    throttle = Throttle(lambda: view.config.limits)
+    throttle = Throttle(lambda: view.config.limits, time.monotonic)
     counted: dict[int, tuple[int, int]] = {}
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -295,7 +295,7 @@ async def test_what_the_subordinate_uids_of_a_user_ask_for_is_counted_together(t
             await middleware(make_mocked_request("GET", "/v1/nodes", transport=Peer(100_002)), handler)
         return web.Response()
 
-    middleware = throttle_middleware(view, throttle, SubordinateUids(tmp_path / "subuid"))
+    middleware = throttle_middleware(view, throttle, SubordinateUids(tmp_path / "subuid", time.monotonic))
     await middleware(make_mocked_request("GET", "/v1/jobs", transport=Peer(100_001)), handler)
     assert counted == {100_001: (1, 0), 100_002: (2, 0)}
     assert throttle.under_way("subordinate uids of ann") == (0, 0)

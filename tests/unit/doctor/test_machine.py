@@ -166,7 +166,7 @@ async def test_a_fault_of_the_look_itself_is_raised(tmp_path: Path) -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        await Looker(broken).look(config(tmp_path), "n1", "", 0)
+        await Looker(broken, 20.0).look(config(tmp_path), "n1", "", 0)
 
 
 def test_the_kernel_says_how_it_slews_its_clock() -> None:

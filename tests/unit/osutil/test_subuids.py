@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from nodeagent.osutil.subuids import BYTES_MAX, FRESH, SubordinateUids
@@ -20,7 +21,7 @@ class Moved:
 def test_each_uid_of_a_range_counts_as_one(tmp_path: Path) -> None:
     file = tmp_path / "subuid"
     file.write_text("bob:300000:10\nann:100000:65536\n1004:200000:1\n")
-    uids = SubordinateUids(file)
+    uids = SubordinateUids(file, time.monotonic)
     assert {uids.key(uid) for uid in (100_000, 100_001, 165_535)} == {"subordinate uids of ann"}
     assert [uids.key(uid) for uid in (0, 1000, 99_999, 165_536, 199_999, 200_001, 300_010, 1 << 31)] == [
         0, 1000, 99_999, 165_536, 199_999, 200_001, 300_010, 1 << 31,
@@ -34,7 +35,7 @@ def test_lines_that_are_no_ranges_are_passed_over(tmp_path: Path) -> None:
         b"# a comment\n\n:1:2\nann\nann:\nann:1\nann:x:9\nann:-5:9\nann:9:\xd9\xa3\nann:99999999999:9\nann:5:1:7\n"
         b"\xff:100000:2\nann:5000:0\n"
     )
-    uids = SubordinateUids(file)
+    uids = SubordinateUids(file, time.monotonic)
     assert [uids.key(uid) for uid in (1, 5, 9, 5000, 5001)] == [1, 5, 9, 5000, 5001]
     assert str(uids.key(100_001)).startswith("subordinate uids of ")
 
@@ -58,5 +59,5 @@ def test_the_file_is_read_anew_when_root_has_changed_it(tmp_path: Path) -> None:
 def test_of_an_endless_file_so_much_is_read(tmp_path: Path) -> None:
     file = tmp_path / "subuid"
     file.write_bytes(b"ann:100000:1\n" + b"x" * BYTES_MAX + b"\nbob:200000:1\n")
-    uids = SubordinateUids(file)
+    uids = SubordinateUids(file, time.monotonic)
     assert (uids.key(100_000), uids.key(200_000)) == ("subordinate uids of ann", 200_000)

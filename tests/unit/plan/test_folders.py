@@ -13,7 +13,6 @@ from nodeagent.plan.job.proposal import left_out, place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates, strays
 from nodeagent.plan.pods.actions import PodAction, Promise
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
 from nodeagent.pods.base import PodStatus
@@ -29,6 +28,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
+from tests.unit.plan.planning import plan_node
 
 
 def a_spec(minimum: int = 2, maximum: int = 4) -> JobSpec:
@@ -140,7 +140,7 @@ def test_a_stray_does_not_acknowledge() -> None:
     me = Incarnation(life=life("n2"), start=1)
 
     def actions(folder: str) -> tuple[PodAction, ...]:
-        return plan_pods(cluster, "n2", me, {UID: PodStatus(uid=UID, phase="ready", folder=folder)}, 2)
+        return plan_node(cluster, "n2", me, {UID: PodStatus(uid=UID, phase="ready", folder=folder)}, 2)
 
     assert actions("y") == ()
     (promise,) = actions("x")

@@ -16,7 +16,6 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.health import WINDOW, bar, next_step, sick_members
 from nodeagent.plan.pods.actions import Start
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.repair import (
     AWAY,
     BUSY_LIMIT,
@@ -34,6 +33,7 @@ from nodeagent.plan.steps import Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
 from tests.unit.plan.nodes.test_health import gpu, healthy, running
+from tests.unit.plan.planning import plan_node
 
 ALL = Means({"reset_gpu": False, "reboot": True, "service": False}, per_day=3)
 ELASTIC = make_spec(workers="gpu", gpus=1, size=(1, 8))
@@ -355,7 +355,7 @@ def test_nothing_is_started_on_what_is_set_aside(phase: ClaimPhase, starts: bool
     cluster, job = cluster_of(phase)
     assert job.generation is not None
     status = PodStatus(uid=UID, phase="ready", highest=job.generation.token)
-    actions = plan_pods(cluster, "n2", cluster.nodes["n2"].incarnation, {UID: status}, 1)
+    actions = plan_node(cluster, "n2", cluster.nodes["n2"].incarnation, {UID: status}, 1)
     assert any(isinstance(a, Start) for a in actions) == starts
     assert cluster.nodes["n2"].incarnation.life == life("n2")
 

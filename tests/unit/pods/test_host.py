@@ -25,6 +25,7 @@ from nodeagent.pods import cgroup, host, pod
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.pods.login import find_login
 from nodeagent.pods.pod import FoundShim
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.descriptors import few_files
@@ -39,7 +40,7 @@ class Node:
 
     def __init__(self, folder: Path, count: int, how: ShimStart) -> None:
         dirs = DirsConfig(run=folder / "run", state=folder / "state", logs=folder / "logs")
-        self.host = ShimHost("n1", dirs, JobsConfig(allow_root=True), "127.0.0.1", (29400, 29899), how)
+        self.host = ShimHost("n1", dirs, JobsConfig(allow_root=True), "127.0.0.1", (29400, 29899), how, find_login)
         self.shims: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: list[socket.socket] = []
         for number in range(count):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -38,7 +39,7 @@ async def test_who_is_unknown_is_not_remembered() -> None:
             raise UserError(f"user {user} does not exist on {node}")
         return known[0]
 
-    logins = Logins("n1", look)
+    logins = Logins("n1", look, time.monotonic)
     with pytest.raises(UserError, match="user ann does not exist on n1"):
         await logins.find("ann", False)
     known.append(ANN)
@@ -54,7 +55,7 @@ async def test_one_that_hangs_holds_up_nobody_else_and_is_asked_once() -> None:
             answers.wait(30)
         return Login(user, 1, 1, ())
 
-    logins = Logins("n1", look)
+    logins = Logins("n1", look, time.monotonic)
     try:
         for _ in range(3):
             with pytest.raises(NoAnswerError, match=r"n1 did not answer for ann within 0\.01 s"):
@@ -75,7 +76,7 @@ async def test_no_more_than_so_many_hang() -> None:
         answers.wait(30)
         return Login(user, 1, 1, ())
 
-    logins = Logins("n1", look)
+    logins = Logins("n1", look, time.monotonic)
     try:
         for number in range(MOST):
             with pytest.raises(NoAnswerError, match="did not answer"):

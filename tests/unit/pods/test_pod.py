@@ -22,7 +22,7 @@ import pytest
 from nodeagent.model.world import Token
 from nodeagent.osutil import untrusted
 from nodeagent.osutil.clock import Allowance
-from nodeagent.osutil.linux import MarkedProcesses
+from nodeagent.osutil.linux import MarkedProcesses, kill_marked
 from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod, shimlink
 from nodeagent.pods.base import StartOrder
@@ -86,7 +86,7 @@ async def fake(
     speech: SpeechByOwner | None = None,
     asked: int = COUNT_MAX,
 ) -> AsyncIterator[Fake]:
-    made = Fake(folder, sweeper or Sweeper(), speech, asked)
+    made = Fake(folder, sweeper or Sweeper(kill_marked), speech, asked)
     try:
         yield made
     finally:
@@ -666,7 +666,7 @@ async def test_the_next_agent_holds_them_from_the_beginning(tmp_path: Path) -> N
     assert again == record
     handle = PodHandle(
         again, tmp_path, "unknown", changed=lambda: None, swept=lambda: None, ended=lambda _: None,
-        keep=lambda _: None, shared=SharedByPods(Sweeper(), AsideByOwner(), SpeechByOwner()),
+        keep=lambda _: None, shared=SharedByPods(Sweeper(kill_marked), AsideByOwner(), SpeechByOwner()),
     )  # fmt: skip
     assert (handle.status.phase, handle.status.held) == ("stuck", ("cpu3",))
 
@@ -779,7 +779,7 @@ async def test_a_retired_pod_whose_shim_is_never_found_is_swept(
     handle = PodHandle(
         PodRecord("u", os.geteuid(), "m", tmp_path / "logs"), tmp_path, "unknown", changed=lambda: None,
         swept=lambda: None, ended=ended.append, keep=lambda _: None,
-        shared=SharedByPods(Sweeper(), AsideByOwner(), SpeechByOwner()),
+        shared=SharedByPods(Sweeper(kill_marked), AsideByOwner(), SpeechByOwner()),
     )  # fmt: skip
     handle.finds(never())
     handle.retire()

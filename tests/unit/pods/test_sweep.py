@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from nodeagent.osutil.linux import MarkedProcesses
+from nodeagent.osutil.linux import MarkedProcesses, kill_marked
 from nodeagent.pods.sweep import Sweeper
 from tests.processes import marked_sleep
 
@@ -44,7 +44,7 @@ def left() -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def test_what_a_pod_left_is_killed(left: subprocess.Popen[bytes]) -> None:
-    sweeper, me = Sweeper(), os.geteuid()
+    sweeper, me = Sweeper(kill_marked), os.geteuid()
     async with asyncio.timeout(BOUND):
         assert await sweeper.kill("other", me) == []
         assert left.poll() is None
@@ -101,7 +101,7 @@ async def test_without_a_thread_it_is_asked_again(monkeypatch: pytest.MonkeyPatc
     def none(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    sweeper = Sweeper()
+    sweeper = Sweeper(kill_marked)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", none)
         with pytest.raises(OSError, match="can't start new thread"):

@@ -61,7 +61,7 @@ def test_it_is_promised_once_it_is_on_the_disk(disk: Disk) -> None:
     disk.goes.release()
     disk.until(lambda: bool(disk.over))
     assert (disk.promised.token, disk.over, json.loads(disk.path.read_text())) == (token(3), [(3, "")], token(3))
-    assert PromisedToken(Loop(), disk.path).token == token(3)
+    assert PromisedToken(Loop(), disk.path, write_atomic).token == token(3)
 
 
 def test_of_those_that_wait_for_the_disk_the_last_one_is_written(disk: Disk) -> None:
@@ -93,7 +93,7 @@ def test_a_damaged_promise_is_never_taken_for_none_and_is_named(tmp_path: Path, 
     file = tmp_path / "highest.json"
     file.write_bytes(content)
     with pytest.raises(DamagedTokenError, match=rf"^{file} is damaged.* remove the file$"):
-        PromisedToken(Loop(), file)
+        PromisedToken(Loop(), file, write_atomic)
     assert file.read_bytes() == content
 
 

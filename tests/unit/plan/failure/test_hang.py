@@ -15,7 +15,6 @@ from nodeagent.model.world import Generation, Place, PodReport, WorkerExit
 from nodeagent.plan.failure.hang import Hung, find_hang, watching
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.actions import LookAtWorkers, PodAction, ReportPod
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, End, Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
@@ -31,6 +30,7 @@ from tests.unit.plan.build import (
     make_job,
     make_spec,
 )
+from tests.unit.plan.planning import plan_node
 
 LIMIT = 600.0
 REPORTED: dict[str, object] = {"step": 41, "age": 601.0, "overdue": "long"}
@@ -314,7 +314,7 @@ def act(reports: Mapping[str, PodReport], stall: Stall | None, node: str = "n1")
     now = PodStatus(
         uid=UID, phase="running", generation=generation.token, highest=generation.token, workers=ALIVE, stall=stall
     )
-    actions = plan_pods(make_cluster(["n1", "n2"], job), node, Incarnation(life=life(node), start=1), {UID: now}, 2)
+    actions = plan_node(make_cluster(["n1", "n2"], job), node, Incarnation(life=life(node), start=1), {UID: now}, 2)
     return actions[0] if actions else None
 
 
@@ -351,7 +351,7 @@ def test_who_outlives_others_that_ended_well_is_watched_from_then_on(watched: bo
             watched=watched,
         )
         me = Incarnation(life=life("n1"), start=1)
-        actions = plan_pods(make_cluster(["n1", "n2"], job), "n1", me, {UID: now}, 2)
+        actions = plan_node(make_cluster(["n1", "n2"], job), "n1", me, {UID: now}, 2)
         return actions[0].limit if actions and isinstance(actions[0], LookAtWorkers) else None
 
     wanted = 300.0 if watched is False else None

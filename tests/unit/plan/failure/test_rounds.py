@@ -13,9 +13,9 @@ from nodeagent.plan.failure.budget import restarts_spent
 from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.failure.rounds import Round, next_round, round_wait, unable
 from nodeagent.plan.pods.actions import PodAction, Release, ReportPod, StartRole, Stop, StopRole
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import NOW, UID, make_cluster, make_exit, make_generation, make_job, make_spec
+from tests.unit.plan.planning import plan_node
 
 NODES = ("n1", "n2", "n3")
 """Each has a server, and each but the last a trainer."""
@@ -145,7 +145,7 @@ def action(now: Generation, status: dict[str, object]) -> PodAction | None:
     workers = tuple(WorkerState(rank=r, local_rank=r - 2, pid=7, state="running") for r in (2, 3))
     plain = {"uid": UID, "phase": "running", "generation": now.token, "highest": now.token, "workers": workers}
     statuses = {UID: PodStatus.model_validate(plain | status)}
-    found = plan_pods(make_cluster(NODES, job(now)), "n2", Incarnation(life="life-n2", start=1), statuses, 1)
+    found = plan_node(make_cluster(NODES, job(now)), "n2", Incarnation(life="life-n2", start=1), statuses, 1)
     return found[0] if found else None
 
 

@@ -18,7 +18,6 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import gone_nodes
 from nodeagent.plan.pods.actions import SendAck, SetFailsafeMembers, Start
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle, phase_may_become
 from nodeagent.pods.base import PodStatus
@@ -41,6 +40,7 @@ from tests.unit.plan.build import (
     make_spec,
     spend,
 )
+from tests.unit.plan.planning import plan_node
 
 NAMES = [f"n{i}" for i in range(1, 7)]
 UIDS = ["u-a", "u-b", "u-c"]
@@ -259,7 +259,7 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
                         "generation": data.draw(st.sampled_from(tokens)),
                     }
                 )
-        for action in plan_pods(cluster, node, record.incarnation, statuses, 2):
+        for action in plan_node(cluster, node, record.incarnation, statuses, 2):
             assert action.why
             status, job = statuses.get(action.uid), cluster.jobs[action.uid]
             assert isinstance(action, SetFailsafeMembers) or status is None or status.phase != "unknown"
@@ -300,5 +300,5 @@ def test_what_a_node_does_for_its_pods_does_not_depend_on_the_time(cluster: Clus
     assume(reserved(then) == reserved(cluster))
     for node in cluster.nodes.values():
         statuses = {uid: PodStatus(uid=uid, phase="ready") for uid in cluster.jobs}
-        now = plan_pods(cluster, node.id, node.incarnation, statuses, 1)
-        assert plan_pods(then, node.id, node.incarnation, statuses, 1) == now
+        now = plan_node(cluster, node.id, node.incarnation, statuses, 1)
+        assert plan_node(then, node.id, node.incarnation, statuses, 1) == now

@@ -12,7 +12,6 @@ from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.actions import Prepare, Promise, Retire, Start, Stop
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.steps import Decision, End, Propose, Remove
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
@@ -27,6 +26,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
+from tests.unit.plan.planning import plan_node
 
 
 def refusing(job: JobRecord, controlled: bool, *others: JobRecord) -> Cluster:
@@ -78,7 +78,7 @@ def test_a_refused_job_holds_up_nobody_in_the_queue() -> None:
 def actions(job: JobRecord, *statuses: PodStatus, refused: bool) -> list[type]:
     cluster = refusing(job, True) if refused else make_cluster(["n1", "n2"], job)
     mine = Incarnation(life=life("n1"), start=1)
-    return [type(a) for a in plan_pods(cluster, "n1", mine, {s.uid: s for s in statuses}, standbys=2)]
+    return [type(a) for a in plan_node(cluster, "n1", mine, {s.uid: s for s in statuses}, standbys=2)]
 
 
 def pod(**fields: object) -> PodStatus:

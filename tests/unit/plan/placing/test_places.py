@@ -19,7 +19,6 @@ from nodeagent.plan.fairshare.resources import devices_for
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.placing.places import Layout, Site, lay_out
 from nodeagent.plan.pods.actions import PodAction, Release, ReportPod
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import Decision, End, Propose, Settle
 from nodeagent.pods.base import PodStatus
@@ -37,6 +36,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
+from tests.unit.plan.planning import plan_node
 
 
 def role(name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, gpus: int = 0, least: int = 0) -> Role:
@@ -266,7 +266,7 @@ def next_action(reports: dict[str, PodReport], *, ready: tuple[str, ...] = ()) -
         waiting=("trainer",),
         workers=(WorkerState(rank=0, local_rank=0, pid=7, state="running"),),
     )  # fmt: skip
-    found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+    found = plan_node(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
     return found[0] if found else None
 
 
@@ -292,7 +292,7 @@ def test_a_restart_alone_is_reported_once() -> None:
             restarted=restarted,
         )
         cluster = make_cluster(["n1", "n2"], running)
-        found = plan_pods(cluster, "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+        found = plan_node(cluster, "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
         if not name:
             assert found == ()
             continue
@@ -334,7 +334,7 @@ def test_a_pod_has_not_succeeded_if_some_of_its_workers_never_started() -> None:
         uid=UID, phase="exited", generation=generation.token, highest=generation.token, exits=(make_exit(0, code=0),),
         workers=(WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),),
     )  # fmt: skip
-    found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+    found = plan_node(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
     assert isinstance(found[0], ReportPod)
     assert found[0].report.state == "fenced"
 

@@ -22,7 +22,6 @@ from nodeagent.plan.pods.actions import (
     Stop,
     asks_the_store,
 )
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.running import stands_still
 from nodeagent.pods.base import GivenUp, PodStatus, Rendezvous
 from nodeagent.pods.environment import worker_environments
@@ -41,6 +40,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
+from tests.unit.plan.planning import plan_node
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
 RUNNING = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
@@ -65,7 +65,7 @@ def acts(
 ) -> tuple[PodAction, ...]:
     cluster = make_cluster([make_node(n) for n in nodes], *([job] if job is not None else []))
     statuses = {UID: now} if now is not None else {}
-    return plan_pods(cluster, node, Incarnation(life=life(node), start=3), statuses, 2)
+    return plan_node(cluster, node, Incarnation(life=life(node), start=3), statuses, 2)
 
 
 def forming(
@@ -193,7 +193,7 @@ def test_it_takes_a_rendezvous_after_which_there_is_room_for_the_ports_of_all_wo
     generation = make_generation(names, state="forming", number=2, workers=4)
     cluster = make_cluster(nodes.values(), make_job("forming", generation))
     statuses = {UID: status("ready", generation=OLD, highest=OLD)}
-    (promise,) = plan_pods(cluster, "n1", Incarnation(life=life("n1"), start=3), statuses, 2)
+    (promise,) = plan_node(cluster, "n1", Incarnation(life=life("n1"), start=3), statuses, 2)
     assert isinstance(promise, Promise)
 
     generation = generation.model_copy(
@@ -320,7 +320,7 @@ def test_a_stuck_pod_gives_way_only_once_its_devices_are_given_to_nobody() -> No
         for held, gives_way in (((), False), (("cpu0",), False), (("cpu0", "cpu1"), True)):
             nodes = [holding("n1", *held), make_node("n2")]
             cluster, incarnation = make_cluster(nodes, job), Incarnation(life=life("n1"), start=3)
-            actions = plan_pods(cluster, "n1", incarnation, {UID: stuck}, 2)
+            actions = plan_node(cluster, "n1", incarnation, {UID: stuck}, 2)
             acks = [action.ack.stuck for action in actions if isinstance(action, SendAck)]
             assert acks == ([True] if gives_way else [])
 
@@ -392,7 +392,7 @@ def test_a_shim_that_goes_after_its_workers_had_ended_changes_nothing() -> None:
 def test_a_node_of_another_life_is_no_member() -> None:
     cluster = make_cluster(["n1", "n2"], active())
     running = status("running", generation=NEW, workers=RUNNING)
-    (action,) = plan_pods(cluster, "n1", Incarnation(life="reborn", start=1), {UID: running}, 2)
+    (action,) = plan_node(cluster, "n1", Incarnation(life="reborn", start=1), {UID: running}, 2)
     assert action == Stop(UID, None, "this node is not in the newest generation")
 
 
@@ -518,13 +518,13 @@ def test_a_paused_job_keeps_its_members_ready() -> None:
     assert isinstance(act(paused, status("ready"), node="n4", nodes=("n1", "n4")), Retire), "it was no member"
     me = Incarnation(life=life("n1"), start=1)
     cordoned = make_cluster([make_node("n1", cordon=True)], paused)
-    assert [type(a) for a in plan_pods(cordoned, "n1", me, {UID: status("ready")}, 2)] == [Retire]
+    assert [type(a) for a in plan_node(cordoned, "n1", me, {UID: status("ready")}, 2)] == [Retire]
 
 
 def test_only_so_many_paused_jobs_are_kept_ready() -> None:
     jobs = [make_job("paused", ended_generation(), active=1, desired="pause", uid=f"u-{i}") for i in range(3)]
     pods = {f"u-{i}": status("ready") for i in range(3)}
-    kept = plan_pods(make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), pods, 2)
+    kept = plan_node(make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), pods, 2)
     assert [(type(a), a.uid) for a in kept] == [(Retire, "u-2")]
 
 
@@ -552,13 +552,13 @@ def test_an_unfit_pod_is_looked_at_again_and_never_retired_while_the_job_waits()
     """Retiring it would lose the verdict, and the node would be asked again, for ever."""
     for readiness in ({UID: UNFIT}, {UID: PREPARING}, {}):
         cluster = make_cluster([make_node("n1", ready=readiness)], make_job())
-        (action,) = plan_pods(cluster, "n1", Incarnation(life=life("n1"), start=1), {UID: status("unfit")}, 2)
+        (action,) = plan_node(cluster, "n1", Incarnation(life=life("n1"), start=1), {UID: status("unfit")}, 2)
         assert isinstance(action, Prepare)
 
 
 def test_at_most_one_action_for_each_job_in_a_fixed_order() -> None:
     jobs = [make_job(uid=u) for u in ("u-c", "u-a", "u-b")]
-    actions = plan_pods(
+    actions = plan_node(
         make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), {"u-z": status("ready")}, 2
     )
     assert [(type(a), a.uid) for a in actions] == [
@@ -591,9 +591,9 @@ def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
     ]
     cluster = make_cluster(["n1", "n2"], *jobs)
     me = Incarnation(life=life("n1"), start=1)
-    taken = plan_pods(cluster, "n1", me, {}, 2)
+    taken = plan_node(cluster, "n1", me, {}, 2)
     assert [(type(a), a.uid) for a in taken] == [(Prepare, "u-1"), (Prepare, "u-0")], "the highest priority first"
-    kept = plan_pods(cluster, "n1", me, {f"u-{i}": status("ready") for i in range(3)}, 1)
+    kept = plan_node(cluster, "n1", me, {f"u-{i}": status("ready") for i in range(3)}, 1)
     assert [(type(a), a.uid) for a in kept] == [(Retire, "u-0"), (Retire, "u-2")]
 
 
@@ -604,7 +604,7 @@ def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
     here = make_node("n1", ready={job.uid: READY for job in full})
     cluster = make_cluster([here, make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
-    assert plan_pods(cluster, "n1", me, ready, 2) == (Prepare("u-2", "the job may need this node"),)
+    assert plan_node(cluster, "n1", me, ready, 2) == (Prepare("u-2", "the job may need this node"),)
 
 
 @pytest.mark.parametrize(("going", "prepared"), [("drained", True), ("scaled in", True), ("cordoned", False)])
@@ -620,14 +620,14 @@ def test_who_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, prepa
     cluster = make_cluster([here, make_node("n2", ready={}), there], *full, mine)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
     wanted = (Prepare("u-2", "the job may need this node"),) if prepared else ()
-    assert plan_pods(cluster, "n1", me, ready, 2) == wanted
+    assert plan_node(cluster, "n1", me, ready, 2) == wanted
 
 
 def test_what_runs_for_a_job_that_cannot_be_read_goes_on() -> None:
     cluster = make_cluster(["n1"])
     me, running = Incarnation(life=life("n1"), start=1), {UID: status("running", generation=NEW)}
-    assert [type(a) for a in plan_pods(cluster, "n1", me, running, 2)] == [Retire], "a job that is not there"
-    assert plan_pods(replace(cluster, unread=frozenset({UID})), "n1", me, running, 2) == ()
+    assert [type(a) for a in plan_node(cluster, "n1", me, running, 2)] == [Retire], "a job that is not there"
+    assert plan_node(replace(cluster, unread=frozenset({UID})), "n1", me, running, 2) == ()
 
 
 # --- a worker has failed by itself

@@ -10,10 +10,11 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Generation, Token
 from nodeagent.plan.pods.actions import PodAction, Prepare, Retire, SendAck, SetFailsafeMembers, Stop
-from nodeagent.plan.pods.pod import RULES, decide_pod, plan_pods
+from nodeagent.plan.pods.pod import RULES, decide_pod
 from nodeagent.plan.pods.podcase import PodCase
 from nodeagent.pods.base import PodStatus, Rendezvous
 from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_generation, make_job, make_node
+from tests.unit.plan.planning import plan_node
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
 NAMES = ("n1", "n2", "n3", "n4", "n5")
@@ -40,7 +41,7 @@ def act(
     cluster = make_cluster(nodes, job, lapsed=lapsed)
     statuses = {UID: now} if now is not None else {}
     lent = frozenset({UID}) if lends else frozenset()
-    actions = plan_pods(cluster, node, Incarnation(life=life(node), start=3), statuses, 2, lent)
+    actions = plan_node(cluster, node, Incarnation(life=life(node), start=3), statuses, 2, lent)
     assert len(actions) <= 1
     return actions[0] if actions else None
 

@@ -10,10 +10,10 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Member, Place, Token
 from nodeagent.plan.pods.actions import SendAck, Stop
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.stopping import newly_down, stops_later
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_spec
+from tests.unit.plan.planning import plan_node
 
 G1 = Token(number=1, id="g1")
 SPEC = make_spec()
@@ -136,4 +136,4 @@ def test_a_kill_has_no_order() -> None:
 
 def act(job: JobRecord, now: PodStatus) -> object:
     """What n1 does first."""
-    return plan_pods(make_cluster(["n1", "n2"], job), "n1", Incarnation(life=life("n1"), start=3), {UID: now}, 2)[0]
+    return plan_node(make_cluster(["n1", "n2"], job), "n1", Incarnation(life=life("n1"), start=3), {UID: now}, 2)[0]

@@ -19,7 +19,6 @@ from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.pods.actions import Prepare, Retire
-from nodeagent.plan.pods.pod import plan_pods
 from nodeagent.plan.pods.prepare import UNFIT_KEPT
 from nodeagent.plan.queueing import heldback, queue
 from nodeagent.plan.queueing.room import Room, room_for
@@ -40,6 +39,7 @@ from tests.unit.plan.build import (
     make_spec,
 )
 from tests.unit.plan.job.test_gang_properties import clusters
+from tests.unit.plan.planning import plan_node
 
 WAITING = ("queued", "holding")
 
@@ -156,7 +156,7 @@ def test_a_long_queue_is_looked_at_once_for_each_node_and_each_job_not_for_each_
     cluster = replace(cluster, nodes=nodes)
     for job in cluster.jobs.values():
         assert decide(cluster, job, WALL).step is None
-    plan_pods(cluster, "n200", cluster.nodes["n200"].incarnation, {}, 2)
+    plan_node(cluster, "n200", cluster.nodes["n200"].incarnation, {}, 2)
     assert nodes.looks < 20 * (len(cluster.jobs) + len(nodes)), f"{nodes.looks} looks"
 
 
@@ -180,7 +180,7 @@ def next_up(cluster: Cluster, before: queue.NextUp | None = None) -> queue.NextU
 
 
 def prepared(cluster: Cluster, node: str = "n24") -> list[str]:
-    actions = plan_pods(cluster, node, cluster.nodes[node].incarnation, {}, 2)
+    actions = plan_node(cluster, node, cluster.nodes[node].incarnation, {}, 2)
     return [a.uid for a in actions if isinstance(a, Prepare)]
 
 
@@ -255,12 +255,12 @@ def test_a_failed_check_makes_room_for_the_next_and_only_the_first_few_are_looke
     node = make_node("n24", slots=1, ready=failed)
     cluster = replace(cluster, nodes={**cluster.nodes, "n24": node})
     statuses = {uid: PodStatus(uid=uid, phase="unfit") for uid in failed}
-    actions = plan_pods(cluster, "n24", node.incarnation, statuses, 2)
+    actions = plan_node(cluster, "n24", node.incarnation, statuses, 2)
     retired = [a.uid for a in actions if isinstance(a, Retire)]
     assert retired == [f"u-{i}" for i in range(UNFIT_KEPT + 1, count + 1)]
     # What is left of those is a verdict, for which no pod is started again.
     kept = {uid: status for uid, status in statuses.items() if uid not in retired}
-    again = plan_pods(cluster, "n24", node.incarnation, kept, 2)
+    again = plan_node(cluster, "n24", node.incarnation, kept, 2)
     assert not {a.uid for a in again if isinstance(a, Prepare)} & set(retired)
 
 
