@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.lease.order import Server
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.store.client import connect
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, Node, order
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.store.server import find_server
+from nodeagent.local.privateredis import find_server
 
 
 def describe() -> dict[str, str]:

@@ -31,7 +31,7 @@ ARROWS: Graph = {
     "spec": ("model",),
     "trust": ("model", "osutil", "spec"),
     "store": ("model", "osutil", "spec"),
-    "local": ("osutil", "trust", "store"),
+    "local": ("osutil", "trust"),
     "lease": ("osutil", "store"),
     "shim": ("model", "osutil", "lease"),
     "pods": ("model", "osutil", "spec", "lease", "shim"),

@@ -10,6 +10,7 @@ from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.agent.pace import BeatPeriod, look_period
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import BudgetEntry, JobRecord, Phase
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Generation, PodReport
@@ -18,7 +19,6 @@ from nodeagent.store.codec import report_arguments
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
 from nodeagent.store.scripts import who
-from nodeagent.store.server import PrivateRedis
 from nodeagent.store.whois import parse_info
 
 AGENTS = 5

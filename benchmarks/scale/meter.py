@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.store.link import Links
-from nodeagent.store.server import PrivateRedis
 from nodeagent.store.whois import parse_info
 
 T = TypeVar("T")

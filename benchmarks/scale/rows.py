@@ -11,9 +11,9 @@ from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.agent.pace import BeatPeriod
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.timing import Timing
-from nodeagent.store.server import PrivateRedis
 
 SMALL_GANG, LARGEST_GANG = 8, 4096
 """Nodes of a job that concerns few, and the most that a job may have (``Nodes.max``)."""

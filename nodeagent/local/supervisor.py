@@ -26,11 +26,11 @@ from pathlib import Path
 from nodeagent.local import power
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, make_folder
+from nodeagent.local.privateredis import PrivateRedis, PrivateRedisError
 from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
 from nodeagent.osutil.linux import hold_folder
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
-from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make
 
 AGAIN = 1.0

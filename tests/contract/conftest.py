@@ -11,11 +11,11 @@ from functools import cache
 import pytest
 from fakeredis import FakeServer
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench, HereBench, RedisBench
 from tests.contract.fake import FakeLinks
 from tests.contract.programs import others

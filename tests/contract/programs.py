@@ -8,7 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from nodeagent.store.server import PROGRAMS, bundled_server
+from nodeagent.local.privateredis import PROGRAMS, bundled_server
 
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\S+)")
 

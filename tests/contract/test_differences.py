@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport
 from nodeagent.store.base import StoreRefusedError
@@ -21,7 +22,6 @@ from nodeagent.store.decoder import Decoder
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench, RedisBench, generation
 
 pytestmark = pytest.mark.redis

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.world import PodReport
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import RedisBench, generation
 
 pytestmark = pytest.mark.redis

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
@@ -37,7 +38,6 @@ from nodeagent.store.messages import (
     Settlement,
     StoreCopy,
 )
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import HereBench, RedisBench, cause, facts, spec, spend
 from tests.inprocess.server import Server
 

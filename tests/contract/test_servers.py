@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import Admission
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
@@ -18,7 +19,6 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Settlement
 from nodeagent.store.scripts import Script
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import RedisBench, generation, spec, spend
 from tests.contract.programs import others
 from tests.contract.test_commits import commit

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Readiness
 from nodeagent.store.client import JOBS_COMPARED, RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, Settlement, Woken
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import BOUND, LONG, RedisBench, as_own, generation, refused
 from tests.inprocess.lease import renew_lease
 

@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from nodeagent.local import power
-from nodeagent.store.server import bundled_server
+from nodeagent.local.privateredis import bundled_server
 from tests.e2e.bare import NO_LOSS, Bare, bare, stepper_job
 from tests.e2e.clocks import WallClock, clear_away, why_not
 from tests.e2e.conftest import FAILED

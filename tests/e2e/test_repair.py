@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.store.server import PrivateRedis
+from nodeagent.local.privateredis import PrivateRedis
 from tests.e2e.bare import STEPPER, Bare, bare
 from tests.e2e.support import ROOT, read_steps, rules_of
 from tests.e2e.ward import GPUS, Machines, why_not

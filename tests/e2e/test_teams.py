@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.store.server import PrivateRedis
+from nodeagent.local.privateredis import PrivateRedis
 from tests.e2e.bare import Bare, bare
 from tests.e2e.conftest import FAILED
 from tests.e2e.support import check_complete, check_steps, digits_job, read_steps

@@ -18,6 +18,7 @@ from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
@@ -28,7 +29,6 @@ from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.scripts import WHOLE_EACH
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench, facts, refused
 from tests.inprocess.lease import Words
 

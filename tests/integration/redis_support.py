@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.local.privateredis import find_server
 from nodeagent.osutil.linux import prefer
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import StoreLink
-from nodeagent.store.server import find_server
 from nodeagent.store.wire import ReplyError
 from tests.folders import short
 from tests.ports import free_port

@@ -24,9 +24,9 @@ from nodeagent.ctl import client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import CtlError
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.local.registry import choose_ports
 from nodeagent.osutil.tether import tethered
-from nodeagent.store.server import PrivateRedis
 from nodeagent.trust.key import make
 from tests.folders import short
 from tests.unit.api.fakes import LiveAgent, live_agent, spec

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.errors import waits_for
-from nodeagent.store.server import PrivateRedis
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis

@@ -8,10 +8,10 @@ import pytest
 from redis import Redis
 
 from benchmarks.lease import RENEWED
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import RedisBench
 
 pytestmark = pytest.mark.redis

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from nodeagent.store.server import PROGRAMS, PrivateRedis, PrivateRedisError, bundled_server, find_server
+from nodeagent.local.privateredis import PROGRAMS, PrivateRedis, PrivateRedisError, bundled_server, find_server
 from tests.folders import short
 from tests.unit.local.helpers import running, until
 
@@ -129,7 +129,7 @@ def test_a_temporary_folder_is_removed() -> None:
 
 def test_kill_9_of_the_owner_ends_the_server(folder: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nodeagent.store.server import PrivateRedis\n"
+        "import sys, time; from pathlib import Path; from nodeagent.local.privateredis import PrivateRedis\n"
         "server = PrivateRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as owner:

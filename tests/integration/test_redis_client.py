@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from nodeagent.local.privateredis import PrivateRedis
 from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.spec.storeconfig import RedisConfig
@@ -25,7 +26,6 @@ from nodeagent.store.client import CALLERS_LINKS, COMMAND_LINKS, RedisStore, con
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import BusyError, CallersLinks, Links, StoreLink
 from nodeagent.store.nodetable import DECODED_AT_A_TIME, LEAST_DECODED, MOST_NODES, NodeTable
-from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
 from tests.integration.redis_support import slowed, withheld
 

@@ -8,7 +8,7 @@ from benchmarks.scale.crew import Crew
 from benchmarks.scale.meter import Meter
 from benchmarks.scale.report import BEGIN, END, LINES, render, shown
 from benchmarks.scale.rows import measure
-from nodeagent.store.server import PrivateRedis
+from nodeagent.local.privateredis import PrivateRedis
 
 pytestmark = pytest.mark.redis
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.ctl.terminal import CtlError
-from nodeagent.store.server import PrivateRedis
+from nodeagent.local.privateredis import PrivateRedis
 from tests.folders import short
 from tests.integration.test_api_away import RealAgent, ctl
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.report import SOAK_MARKS
-from nodeagent.store.server import bundled_server
+from nodeagent.local.privateredis import bundled_server
 from tests.e2e import clocks, netns
 from tests.e2e.clocks import WallClock
 from tests.e2e.support import ROOT, Cluster, home

@@ -31,7 +31,7 @@ ALLOWED = {
     "shim/forkserver/pool.py": "the same",
     "shim/peers.py": "the shim is its job's user's; made with mode 0600",
     "shim/snapshots.py": "the shim is its job's user's",
-    "store/server.py": "the private Redis, which is this process's child",
+    "local/privateredis.py": "the private Redis, which is this process's child",
     "train/link.py": "a worker, which is its job's user's",
 }
 

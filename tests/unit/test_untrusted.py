@@ -70,7 +70,6 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "store/inspect.py": ("open", STORE),
     "store/link.py": ("open", STORE),
     "store/scripts.py": ("iterdir read_bytes read_text", "nodeagent's own files"),
-    "store/server.py": ("AF_UNIX chmod mkdir open read_bytes rmtree unlink", OWN),
     "store/wire.py": ("UnixDomainSocketConnection", STORE),
     "trust/certificate.py": ("mkdir open unlink", OWN),
     "trust/key.py": ("fchmod mkdir open unlink", ADMIN),
@@ -128,7 +127,6 @@ MET: dict[str, tuple[str, str]] = {
     "osutil/untrusted.py": ("connect loads", "this is the way"),
     "pods/folder.py": ("loads", "the agent's own records of pods"),
     "pods/shimlink.py": ("connect", "UntrustedFolder's"),
-    "store/server.py": ("connect", "a private Redis that it started itself"),
     "store/wire.py": ("connect", "the store"),
     "trust/ledger.py": ("loads", FILE),
 }

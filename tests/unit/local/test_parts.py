@@ -13,11 +13,11 @@ import yaml
 from nodeagent.hardware import discovery
 from nodeagent.hardware.discovery import installed_gpus
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, LocalError, LocalFolders
+from nodeagent.local.privateredis import LONGEST_SOCKET_PATH
 from nodeagent.local.registry import FIRST_PORT, PORTS_EACH, LocalCluster, choose_ports, node_names, write_config
 from nodeagent.local.session import shares, visible
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
-from nodeagent.store.server import LONGEST_SOCKET_PATH
 
 
 def a_cluster(folder: Path) -> LocalCluster:

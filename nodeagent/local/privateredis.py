@@ -1,4 +1,4 @@
-"""A private Redis server: found, started, awaited and stopped, for local clusters and for tests.
+"""A private Redis server of a local cluster: found, started, awaited and stopped; of tests, too.
 
 Owns one server process, which ends with the process that started it. The server listens on a unix socket only, in a
 folder that only this user can enter. Must never touch a server that another program started, nor listen on a port.
