@@ -18,9 +18,9 @@ from nodeagent.model.jobspec import Hang, Hooks
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import StartOrder
 from nodeagent.shim.exits import LOST
+from tests.integration.roles_support import spec as roles_spec
 from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
-from tests.integration.test_shim_oddities import ANSWER_LOST
-from tests.integration.test_shim_roles import spec as roles_spec
+from tests.integration.test_shim_exits import ANSWER_LOST
 from tests.integration.test_shim_watchdog import watchdog
 
 FAILING = """

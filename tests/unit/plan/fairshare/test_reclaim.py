@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,13 @@ from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import BudgetEntry, JobRecord, Scale
-from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
+from nodeagent.model.queue import Amount, Queue, queue_of
 from nodeagent.model.timing import millis
-from nodeagent.model.world import GenerationState, PodReport
-from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.cluster import Notes
 from nodeagent.plan.fairshare.queues import Part, entitlements
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
-from nodeagent.plan.queueing.queue import ASSEMBLE, is_favoured, queue
+from nodeagent.plan.queueing.queue import ASSEMBLE, queue
 from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
@@ -27,38 +25,26 @@ from tests.unit.plan.build import (
     READY,
     REPEATABLE,
     WALL,
-    make_cluster,
     make_generation,
     make_job,
     make_node,
     make_spec,
     spend,
 )
-
-A, B = Queue(name="a"), Queue(name="b")
-
-
-def job(
-    name: str, least: int, on: Iterable[int] = (), *, most: int = 0, order: int = 0, priority: int = 0
-) -> JobRecord:
-    """A job of the queue that its name begins with: ``a1`` of ``a``. It runs on these nodes, one slot on each."""
-    nodes = [f"n{i}" for i in on]
-    spec = make_spec(name=name, size=(least, max(least, most, len(nodes))), priority=priority)
-    spec = spec.model_copy(update={"queue": name[:1]})
-    generation = make_generation(nodes) if nodes else None
-    return make_job("running" if nodes else "queued", generation, spec=spec, uid=f"u-{name}", order=order)
-
-
-def formed(one: JobRecord, since: int) -> JobRecord:
-    """Its gang runs since then, though the job has run before."""
-    assert one.generation is not None
-    generation = one.generation.model_copy(update={"since": since})
-    return one.model_copy(update={"generation": generation, "first_active": 0})
-
-
-def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
-    nodes = [make_node(f"n{i}", slots=1, ready={j.uid: READY for j in jobs}) for i in range(1, count + 1)]
-    return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
+from tests.unit.plan.fairshare.ofqueues import (
+    QUEUES,
+    TEAM,
+    WAITING,
+    A,
+    B,
+    C,
+    auto,
+    cluster,
+    formed,
+    in_roles,
+    job,
+    ones,
+)
 
 
 def part(nodes: float) -> Part:
@@ -123,19 +109,6 @@ def test_a_gang_that_lost_a_node_meanwhile_gets_back_what_it_had() -> None:
     assert len(transfers(view).gives["u-a1"]) == 2
 
 
-def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
-    first, second = job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1)
-    view = cluster(6, [A, B], first, second, job("b1", 2, order=2))
-    assert (transfers(view).stops, transfers(view).gives) == ({"u-a2": "u-b1"}, {}), "the younger one"
-    step = decide(view, second, WALL).step
-    assert isinstance(step, End)
-    assert (step.phase, step.planned) == ("holding", True)
-    assert step.spend is not None
-    assert not step.spend.counts
-    assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
-    assert decide(view, first, WALL).step is None
-
-
 def test_a_scale_in_that_cannot_be_carried_out_keeps_nobody_from_its_nodes() -> None:
     """It would need another node for the one that is to leave."""
     leaves = Scale(request="r", want=3, before=3, state="pending", leaving=("n3",))
@@ -184,18 +157,6 @@ def test_nobody_grows_into_what_was_given_up_for_one_that_gets_ready(made_for: t
         assert "reserved for job b1" in decision.why[0]
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_room_stays_made_however_often_the_next_generation_is_formed(number: int) -> None:
-    """Its second one never became active; the note is of the last that was."""
-    note = BudgetEntry(at=NOW - 1000, wall=WALL, kind="share", counts=False, room_for=("u-b1",))
-    states: list[tuple[GenerationState, int]] = [("forming", 1), ("active", number)]
-    for state, active in states:
-        formed_anew = make_generation(["n1"], number=number, state=state, since=NOW - 500)
-        donor = make_job("running", formed_anew, uid="u-a1", active=active, last_number=1, budget={"1": note})
-        waits = job("b1", 2).model_copy(update={"since": NOW - 50_000})
-        assert is_favoured(cluster(2, [A, B], donor, waits), waits), state
-
-
 def test_who_gives_nodes_says_for_whom() -> None:
     whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
     elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
@@ -204,66 +165,6 @@ def test_who_gives_nodes_says_for_whom() -> None:
         assert isinstance(step, Propose | End)
         assert step.spend is not None
         assert step.spend.room_for == ("u-b1",)
-
-
-def test_of_one_queue_that_of_less_priority_goes() -> None:
-    jobs = job("a1", 3, [1, 2, 3], priority=-5), job("a2", 3, [4, 5, 6], order=1)
-    assert transfers(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
-
-
-def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
-    fresh = formed(job("a1", 6, range(1, 7)), NOW - 1000)
-    view = cluster(6, [A, B], fresh, job("b1", 2))
-    decision = decide(view, fresh, WALL)
-    assert decision.step is None
-    assert decision.at == NOW - 1000 + MIN_RUNTIME * 1000
-    later = replace(view, served=decision.at)
-    assert isinstance(decide(later, fresh, WALL).step, End)
-
-
-@pytest.mark.parametrize(
-    ("queues", "seconds"),
-    [
-        ([A.model_copy(update={"min_runtime": 600.0}), B], 600),
-        ([A.model_copy(update={"min_runtime": 0.0}), B.model_copy(update={"min_runtime": 600.0})], 0),
-        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p"}), B], 90),
-        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p", "min_runtime": 5.0}), B], 5),
-        ([Queue(name="p"), A.model_copy(update={"parent": "p"}), B], 60),
-    ],
-)
-def test_for_how_long_is_its_queues_to_say(queues: list[Queue], seconds: int) -> None:
-    """Its own, or what is above it; not the queue's for which it is stopped."""
-    one = formed(job("a1", 6, range(1, 7)), NOW)
-    view = cluster(6, queues, one, job("b1", 2))
-    before = replace(view, served=NOW + 1000 * seconds - 1)
-    assert decide(before, one, WALL).step is None
-    if seconds:
-        assert decide(before, one, WALL).at == NOW + 1000 * seconds
-        assert f"makes room when it has run for {seconds} s" in decide(before, one, WALL).why[0]
-    assert isinstance(decide(replace(view, served=NOW + 1000 * seconds), one, WALL).step, End)
-
-
-def test_all_that_are_stopped_for_a_job_are_stopped_together() -> None:
-    """It starts with all of their nodes or not at all: who was stopped before the others may be only started again."""
-    early = formed(job("a1", 3, range(1, 4)), NOW - 50_000)
-    late = formed(job("a2", 3, range(4, 7), order=1), NOW - 1000)
-    view = cluster(6, [A, Queue(name="b", weight=4.0)], early, late, job("b1", 4))
-    assert set(transfers(view).stops.values()) == {"u-b1"} and len(transfers(view).stops) == 2
-    own, both = (one + millis(MIN_RUNTIME) for one in (NOW - 50_000, NOW - 1000))
-    for one, until in ((early, "job a2 has run for 60 s"), (late, "it has run for 60 s")):
-        waits = decide(replace(view, served=own), one, WALL)
-        assert (waits.step, waits.at) == (None, both)
-        assert waits.why[0].endswith(f"makes room when {until}")
-        assert isinstance(decide(replace(view, served=both), one, WALL).step, End)
-
-
-def test_a_resize_begins_no_new_while() -> None:
-    since = NOW - millis(MIN_RUNTIME)
-    resized = formed(job("a1", 6, range(1, 7)), NOW - 1000)
-    for began, stops in ((since, True), (since + 1, False), (None, False)):
-        one = resized.model_copy(update={"running_since": began})
-        decision = decide(cluster(6, [A, B], one, job("b1", 2)), one, WALL)
-        assert isinstance(decision.step, End) == stops, began
 
 
 @pytest.mark.parametrize(
@@ -285,20 +186,6 @@ def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
     assert len(transfers(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
 
 
-@pytest.mark.parametrize("least", [1, 6])
-def test_a_gang_of_which_some_have_finished_makes_no_room(least: int) -> None:
-    """The last of its pods may save the model, and be gone in a moment."""
-    one = job("a1", least, range(1, 7))
-    assert one.generation is not None
-    reports = {f"n{i}": PodReport(state="succeeded") for i in range(2, 7)}
-    ended = one.model_copy(update={"generation": one.generation.model_copy(update={"reports": reports})})
-    view = cluster(6, [A, B], ended, job("b1", 2))
-    assert (transfers(view).gives, transfers(view).stops) == ({}, {})
-    assert decide(view, ended, WALL).step is None
-    busy = transfers(cluster(6, [A, B], one, job("b1", 2)))
-    assert busy.gives or busy.stops
-
-
 GPUS = Queue(name="b", weight=0.01, guarantee=Amount(gpus=8))
 
 
@@ -317,14 +204,6 @@ def test_guaranteed_gpus_keep_no_nodes_of_jobs_without_gpus() -> None:
 def test_no_job_of_a_queue_takes_from_its_own() -> None:
     found = transfers(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
     assert (found.gives, found.stops) == ({}, {})
-
-
-C = Queue(name="c")
-
-
-def ones(name: str, on: Iterable[int], order: int = 0) -> list[JobRecord]:
-    """Jobs of one node each that run."""
-    return [job(f"{name}{i}", 1, [i], order=order + i) for i in on]
 
 
 def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -> None:
@@ -365,14 +244,6 @@ def test_priority_keeps_no_queue_from_its_part() -> None:
     assert transfers(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
-def test_nothing_is_done_where_it_would_not_be_enough() -> None:
-    """a may give one of its six nodes, and b9 needs two."""
-    guarded = Queue(name="a", guarantee=Amount(nodes=5))
-    jobs = [*ones("a", range(1, 7)), *ones("b", [7, 8])]
-    assert transfers(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
-    assert transfers(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
-
-
 def test_a_queue_within_its_part_gives_nothing() -> None:
     """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
     keeps = Queue(name="c", reclaimable=False)
@@ -403,14 +274,6 @@ def test_of_queues_that_are_equally_above_their_parts_the_less_important_and_you
         ([*favoured, *early], "u-a3"),
     ):
         assert transfers(cluster(6, [A, B, C], *running, job("b9", 1, order=9))).stops == {gives: "u-b9"}
-
-
-def test_nobody_gives_anything_who_is_not_needed() -> None:
-    """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
-    four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
-    assert transfers(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
-    found = transfers(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
-    assert (found.stops, found.gives) == ({"u-a1": "u-b9"}, {})
 
 
 def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
@@ -475,19 +338,7 @@ def test_who_has_made_room_lets_others_get_ready() -> None:
     assert isinstance(decide(other, lost, WALL).step, Propose), "b1 has been waited for"
 
 
-QUEUES = st.lists(st.tuples(st.floats(0.5, 4), st.integers(0, 3), st.booleans()), min_size=2, max_size=3)
 RUNNING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.booleans()), max_size=5)
-WAITING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=5)
-
-
-def in_roles(one: JobRecord) -> JobRecord:
-    """With the same needs, but of two roles, one of which has a single place."""
-    size = one.spec.nodes.min
-    if size == 1 or one.spec.elastic:
-        return one
-    parts = {"x": 1, "y": size - 1}
-    roles = tuple(one.spec.role.of_places(count).model_copy(update={"name": name}) for name, count in parts.items())
-    return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
 
 
 @REPEATABLE
@@ -554,21 +405,6 @@ def test_what_must_hold_of_every_view(
         assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
     assert transfers(turned) == found, "whatever order they are read in"
-
-
-# --- under a capability
-
-
-TEAM = [Queue(name="p", capability=Amount(nodes=4)), Queue(name="a", parent="p"), Queue(name="b", parent="p")]
-"""Two queues that may have four nodes together."""
-
-
-def auto(name: str, on: Iterable[int]) -> JobRecord:
-    """It has one node of its own; the others that it runs on are borrowed."""
-    spec = make_spec(name=name, size=(1, 8)).model_copy(update={"queue": name[:1]})
-    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
-    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
-    return make_job("running", make_generation([f"n{i}" for i in on]), spec=spec, uid=f"u-{name}", target=1)
 
 
 def test_nobody_borrows_over_a_capability() -> None:

@@ -15,7 +15,7 @@ from nodeagent.plan.nodes.candidates import NodeKind, free_gpus
 from nodeagent.plan.placing.counts import PlacesCount, count_places, room_of
 from nodeagent.plan.placing.places import Ground, Site
 from tests.unit.plan.build import make_node
-from tests.unit.plan.placing.test_places import role
+from tests.unit.plan.placing.ofroles import role
 from tests.unit.plan.placing.test_places_domains import some_role, some_site
 
 

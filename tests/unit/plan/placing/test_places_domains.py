@@ -22,7 +22,7 @@ from nodeagent.plan.placing.places import Ground, Layout, Site, _Try, lay_out
 from nodeagent.plan.steps import Propose
 from tests.profiled import counted
 from tests.unit.plan.build import READY, WALL, make_cluster, make_job, make_node, make_spec
-from tests.unit.plan.placing.test_places import role
+from tests.unit.plan.placing.ofroles import role
 
 PASSES, LABELS = _Try.__init__.__code__, Match.holds.__code__
 

@@ -20,7 +20,7 @@ from nodeagent.plan.queueing.departures import UNKNOWN
 from nodeagent.plan.queueing.reservations import reservation_of
 from tests.profiled import counted
 from tests.unit.plan.build import NOW, WALL, make_cluster, make_generation, make_job, make_node, make_spec
-from tests.unit.plan.placing.test_places import role
+from tests.unit.plan.placing.ofroles import role
 from tests.unit.plan.queueing.test_room_places import some_cluster
 
 PASSES = _Try.__init__.__code__

@@ -18,7 +18,7 @@ from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import REPEATABLE, WALL
-from tests.unit.plan.fairshare.test_reclaim import QUEUES, WAITING, A, B, C, auto, cluster, in_roles, job, ones
+from tests.unit.plan.fairshare.ofqueues import QUEUES, WAITING, A, B, C, auto, cluster, in_roles, job, ones
 from tests.unit.plan.queueing import test_elastic_placed as placed
 
 KEEPS_ALL = Queue(name="a", guarantee=Amount(nodes=5))

@@ -14,7 +14,7 @@ from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.queueing.elastic import making_room, transfers
 from nodeagent.plan.queueing.transfers import Transfers
 from tests.unit.plan.build import NOW, WALL
-from tests.unit.plan.fairshare.test_reclaim import A, B, C, auto, cluster, formed, job, ones
+from tests.unit.plan.fairshare.ofqueues import A, B, C, auto, cluster, formed, job, ones
 
 ALL = job("a1", 1, range(1, 7))
 """It runs on six nodes."""

@@ -42,7 +42,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
-from tests.unit.plan.placing.test_places import role
+from tests.unit.plan.placing.ofroles import role
 from tests.unit.plan.placing.test_places_domains import some_role
 
 JUDGED, PASSES = candidates._judge.__code__, _Try.__init__.__code__

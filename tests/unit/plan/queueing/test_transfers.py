@@ -3,70 +3,19 @@ becomes of a node that was given up, until it is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.queue import Amount, Queue, Queues
-from nodeagent.plan.cluster import Cluster
+from nodeagent.model.queue import Amount, Queue
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved_for_others
 from nodeagent.plan.queueing.transfers import Transfers
-from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, WALL
 from tests.unit.plan.carry import carried_out
-
-P, Q = Queue(name="p", weight=3), Queue(name="q", weight=2)
-
-
-def runs(
-    name: str,
-    on: str,
-    *,
-    workers: int = 2,
-    first: int = 0,
-    most: int = 0,
-    auto: bool = False,
-    target: int = 0,
-    order: int = 0,
-    since: int = 0,
-) -> JobRecord:
-    """A job of the queue that its name begins with. It runs on these nodes, on their slots from ``first`` on; ``most``:
-    it may run on one node and have so many; ``auto``: it may borrow, and has if it has more than its target."""
-    nodes = on.split()
-    spec = make_spec(name=name, size=(1 if most else len(nodes), most or len(nodes)), workers=workers)
-    role = spec.role.model_copy(update={"nodes": spec.role.nodes.model_copy(update={"auto": auto})})
-    spec = spec.model_copy(update={"roles": (role,), "queue": name[:1]})
-    generation = make_generation(nodes, workers=workers, since=since)
-    slots = tuple(f"cpu{first + i}" for i in range(workers))
-    members = {n: m.model_copy(update={"devices": slots}) for n, m in generation.members.items()}
-    target = target or (1 if auto else len(nodes))
-    generation = generation.model_copy(update={"members": members})
-    return make_job("running", generation, spec=spec, uid=f"u-{name}", target=target, order=order)
-
-
-def waits(name: str, least: int, *, workers: int = 2, order: int = 9) -> JobRecord:
-    spec = make_spec(name=name, size=(least, least), workers=workers).model_copy(update={"queue": name[:1]})
-    return make_job(spec=spec, uid=f"u-{name}", order=order, since=NOW - 1000)
-
-
-def cluster(
-    count: int, *jobs: JobRecord, queues: Iterable[Queue] = (Queue(name="q"),), cordoned: Iterable[str] = ()
-) -> Cluster:
-    """Nodes n1, n2, ... with four slots each, on which every job is ready."""
-    ready, names = {job.uid: READY for job in jobs}, [f"n{i}" for i in range(1, count + 1)]
-    nodes = [make_node(n, slots=4, ready=ready, cordon=n in cordoned) for n in names]
-    return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
-
-
-def test_a_borrowed_node_with_room_anyway_does_not_come_back() -> None:
-    """Two slots of n2 are free, n1 is full: with n2 given back there would be one node for w as well."""
-    borrower = runs("qa", "n1 n2", most=2, auto=True)
-    assert transfers(cluster(2, borrower, runs("qb", "n1", first=2), waits("qw", 2))) == Transfers()
-    third = transfers(cluster(3, runs("qa", "n1 n2 n3", most=3, auto=True), waits("qw", 3)))
-    assert third == Transfers(), "each of the three has room"
+from tests.unit.plan.queueing.shared import P, Q, cluster, runs, waits
 
 
 def test_nobody_is_stopped_where_there_is_room_anyway() -> None:
@@ -90,23 +39,6 @@ def test_nobody_makes_room_for_a_job_whose_time_has_not_come(auto: bool) -> None
     assert decide(now, donor, WALL).step is None, "and what was decided then is not kept"
     assert decide(due, donor, WALL).step is not None
     assert decide(now, donor, WALL).step is None
-
-
-def test_nobody_leaves_a_node_that_has_room_anyway() -> None:
-    """n1 has room beside qe, n2 and n3 have none: one of these is needed."""
-    jobs = runs("qe", "n2 n3 n1", most=3), runs("qf", "n2 n3", first=2), waits("pw", 2)
-    assert transfers(cluster(3, *jobs, queues=[P, Q])) == Transfers(gives={"u-qe": {"n3": "u-pw"}})
-
-
-def test_a_node_that_two_jobs_would_leave_counts_once() -> None:
-    """Both have n2 on top of what they need, and n3: w gets both nodes only if one of them is stopped."""
-    owns, pf, w = Queue(name="p", weight=3, guarantee=Amount(nodes=4)), runs("pf", "n1", workers=4), waits("pw", 2)
-    for auto, giver in ((True, "u-q0"), (False, "u-q1")):
-        jobs = [runs(f"q{i}", "n3 n2", first=2 * i, most=2, auto=auto, order=i) for i in range(2)]
-        found = transfers(cluster(3, *jobs, pf, w, queues=[owns, Q]))
-        assert found == Transfers(gives={giver: {"n2": "u-pw"}}, stops={"u-q1": "u-pw"})
-        three = Queue(name="q", guarantee=Amount(nodes=3))
-        assert transfers(cluster(3, *jobs, pf, w, queues=[owns, three])) == Transfers(), "neither may be stopped"
 
 
 def nodes_of(job: JobRecord) -> str:

@@ -17,7 +17,7 @@ from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, transfers
 from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End
 from tests.unit.plan.build import NOW, READY, WALL, make_generation, make_job, make_node, make_spec, spend
-from tests.unit.plan.fairshare.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
+from tests.unit.plan.fairshare.ofqueues import TEAM, A, auto, cluster, formed, in_roles, job
 
 PROMISED = Queue(name="b", weight=0.01, guarantee=Amount(nodes=3))
 
