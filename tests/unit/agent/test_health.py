@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.agent.health import NodeHealth, PodWork, machine
 from nodeagent.hardware.discovery import SIGNS
-from nodeagent.hardware.monitor import Kept, OwnWork, save_memory
+from nodeagent.hardware.monitor import OwnWork, SavedHealth, save_memory
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.model.pod import WorkerState
@@ -63,7 +63,7 @@ def test_a_shim_that_names_thousands_of_processes_takes_no_others_out_of_sight()
 def test_a_boot_that_finds_fewer_gpus_is_given_no_job_that_takes_all_of_a_node(tmp_path: Path, there: int) -> None:
     """A machine whose driver did not come up was one without GPUs: each such job got a worker there, without any."""
     uuids = ("GPU-a", "GPU-b")
-    save_memory(tmp_path / "health.json", Kept(boot="before", gpus=uuids))
+    save_memory(tmp_path / "health.json", SavedHealth(boot="before", gpus=uuids))
     facts = NodeFacts(
         address="h", hostname="h", boot_id="now", agent_pid=1, agent_version="", started=0.0, cpu_slots=8,
         gpus=tuple(Gpu(uuid=uuid, index=i) for i, uuid in enumerate(uuids[:there])),

@@ -453,7 +453,7 @@ async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Pa
     clock, words = Clock(), Words()
     server = Server(clock.now)
     lease = make_lease(tmp_path, clock, HereStore(server), "reborn", words=words)
-    lease.kept, lease.regroup = await kept_by_another_process(), 60.0
+    lease.from_disk, lease.regroup = await kept_by_another_process(), 60.0
     words.renewed_at, words.renewed_in = "10.0.0.1:6379", "e1"
     with pytest.raises(StoreUnusableError, match=r"runs in the store at 10\.0\.0\.1:6379"):
         await lease.join()
