@@ -17,6 +17,7 @@ COPIES = (
     "systemd/nodeagent.slice",
     "systemd/nodeagent.sysusers.conf",
     "systemd/nodeagent.tmpfiles.conf",
+    "systemd/nodeagent.needrestart.conf",
     "config/nodeagent.yaml",
     "LICENSE",
     "CHANGELOG.md",

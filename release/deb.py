@@ -73,6 +73,8 @@ def build(bundle: Path, version: str, machine: str, out: Path) -> Path:
         _copy(bundle / unit, tree / "usr/lib/systemd/system" / unit)
     for kind in ("sysusers", "tmpfiles"):
         _copy(bundle / f"nodeagent.{kind}.conf", tree / f"usr/lib/{kind}.d/nodeagent.conf")
+    # Apart from a bundle's own, which the package's script removes.
+    _copy(bundle / "nodeagent.needrestart.conf", tree / "etc/needrestart/conf.d/nodeagent-deb.conf")
     for page in (bundle / "man").iterdir():
         target = tree / f"usr/share/man/man1/{page.name}.gz"
         target.parent.mkdir(parents=True, exist_ok=True)

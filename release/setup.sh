@@ -33,6 +33,7 @@ units=/etc/systemd/system
 packaged_units=/usr/lib/systemd/system
 sysusers=/etc/sysusers.d
 tmpfiles=/etc/tmpfiles.d
+needrestart=/etc/needrestart/conf.d
 man=/usr/local/share/man
 bash_completion=/usr/local/share/bash-completion/completions/nodeagentctl
 zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
@@ -235,6 +236,7 @@ bring_files() {
     install -D -m 644 "$from/nodeagent.service" "$from/nodeagent.slice" -t "$units"
     install -D -m 644 "$from/nodeagent.sysusers.conf" "$sysusers/nodeagent.conf"
     install -D -m 644 "$from/nodeagent.tmpfiles.conf" "$tmpfiles/nodeagent.conf"
+    install -D -m 644 "$from/nodeagent.needrestart.conf" "$needrestart/nodeagent.conf"
     for page in "$from"/man/*; do
         install -D -m 644 "$page" "$man/man${page##*.}/${page##*/}"
     done
@@ -258,8 +260,9 @@ link_programs() {
 }
 remove_files() {
     rm -f "$units/nodeagent.service" "$units/nodeagent.slice" "$sysusers/nodeagent.conf" "$tmpfiles/nodeagent.conf" \
-        "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
+        "$needrestart/nodeagent.conf" "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
         "$programs/nodeagentctl" "$programs/nodeagent-run" "$programs/nodeagent" # by which `bundled` knows
+    [ ! -d "$needrestart" ] || rmdir -p --ignore-fail-on-non-empty "$needrestart"
 }
 
 # A bundle's files come before the package's: systemd reads /etc/systemd first. Without the bundle's link they are an

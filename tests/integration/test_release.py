@@ -40,7 +40,7 @@ current() { readlink /opt/nodeagent/bin; }
 nothing_left() {
     for path in /opt/nodeagent /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent \
         /etc/systemd/system/nodeagent.service /usr/lib/systemd/system/nodeagent.service /usr/lib/nodeagent \
-        /etc/sysusers.d/nodeagent.conf /usr/lib/tmpfiles.d/nodeagent.conf; do
+        /etc/sysusers.d/nodeagent.conf /usr/lib/tmpfiles.d/nodeagent.conf /etc/needrestart; do
         [ ! -e $path ]
     done
     there=$(find /usr/local/bin /usr/local/share /usr/bin /usr/share/man /usr/share/bash-completion -name '*nodeagent*')
@@ -235,9 +235,11 @@ def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
         sh /mnt/a/setup.sh install
         dpkg --force-depends -i $deb
         for path in /etc/systemd/system/nodeagent.service /etc/systemd/system/nodeagent.slice \\
-            /etc/sysusers.d/nodeagent.conf /etc/tmpfiles.d/nodeagent.conf /usr/local/bin/nodeagent; do
+            /etc/sysusers.d/nodeagent.conf /etc/tmpfiles.d/nodeagent.conf /usr/local/bin/nodeagent \\
+            /etc/needrestart/conf.d/nodeagent.conf; do
             [ ! -e $path ]
         done
+        [ -s /etc/needrestart/conf.d/nodeagent-deb.conf ]
         [ -s /usr/lib/systemd/system/nodeagent.service ]
         /usr/bin/nodeagent --version
         echo '[Unit]' >/etc/systemd/system/nodeagent.service

@@ -37,7 +37,7 @@ name_version() { version=$newest; }
 find_python() { echo python3; }
 """
 ACTIVE, ENABLED, FIRST, KEY, PACKAGE = "active", "enabled", "first", "key", "package"
-PLACES = ("programs", "units", "packaged_units", "sysusers", "tmpfiles", "man")
+PLACES = ("programs", "units", "packaged_units", "sysusers", "tmpfiles", "needrestart", "man")
 """The script's variables for the folders outside of the prefix."""
 OLDEST, OLD, NEW = "0.1-aaa", "0.1-bbb", "0.2-ccc"
 MAIN = 7
@@ -58,7 +58,7 @@ class Played:
 def lay_out(files: Path, version: str) -> None:
     """What a bundle has beside its wheels; the unit's text is ``version``."""
     files.mkdir(exist_ok=True)
-    for name in ("service", "slice", "sysusers.conf", "tmpfiles.conf", "yaml"):
+    for name in ("service", "slice", "sysusers.conf", "tmpfiles.conf", "needrestart.conf", "yaml"):
         (files / f"nodeagent.{name}").write_text(version)
     for name in ("man/nodeagent.1", "completion/bash", "completion/zsh"):
         (files / name).parent.mkdir(exist_ok=True)
@@ -267,7 +267,8 @@ def test_the_unit_is_that_of_the_version_in_use(tmp_path: Path, how: tuple[str, 
     upgrade(tmp_path, *has, broken=NEW)
     assert (in_use(tmp_path)[0], unit(tmp_path)) == (OLD, OLD)
     assert (outside(tmp_path) / "packaged_units/nodeagent.service").exists() == (PACKAGE in how)
-    assert any((outside(tmp_path) / "sysusers").iterdir()) == (PACKAGE not in how), "dpkg's own stay"
+    for place in ("sysusers", "tmpfiles", "needrestart"):
+        assert any((outside(tmp_path) / place).iterdir()) == (PACKAGE not in how), "dpkg's own stay"
 
 
 def test_a_package_that_is_refused_leaves_the_unit_of_what_runs(tmp_path: Path) -> None:
