@@ -112,7 +112,7 @@ class Diagnosis:
     async def _work(self, order: str, bound: float) -> Report:
         """Raises OSError."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "nodeagent.diag.order", env=self._environ, stdin=asyncio.subprocess.PIPE,
+            sys.executable, "-P", "-m", "nodeagent.diag.order", env=self._environ, stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None

@@ -538,7 +538,7 @@ class Monitor:
             "etc": machine.etc, "folders": list(machine.folders), "interfaces": list(machine.interfaces),
             "poll": HOST_PACE, "after": self._record, "ports": list(self._ports),
         }  # fmt: skip
-        return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
+        return (machine.python, "-SP", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
     def _read(self) -> SavedHealth:
         try:

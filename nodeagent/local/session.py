@@ -266,7 +266,7 @@ def _launch(
             shutil.rmtree(data, ignore_errors=True)  # of an earlier cluster of this name
             make_folder(data)
         command = [
-            *(sys.executable, "-m", "nodeagent.local.supervisor"),
+            *(sys.executable, "-P", "-m", "nodeagent.local.supervisor"),  # no module of the folder that it is in
             *("--run", str(cluster.run)),
             *("--shares", json.dumps(shares(uuids, nodes, nproc))),
             *("--slots", str(max(SLOTS, nproc or 0))),

@@ -45,7 +45,7 @@ REQUEST_TIMEOUT = 5.0
 """Seconds for a client to write its request."""
 UMASK = 0o077
 """Of all that runs here; the unit's UMask. Root's logs say what jobs of several users write and do."""
-AGENT = (sys.executable, "-m", "nodeagent.agent.main", "run")
+AGENT = (sys.executable, "-P", "-m", "nodeagent.agent.main", "run")
 """The agent's command, to which ``--config FILE`` is added."""
 
 

@@ -6,6 +6,7 @@ write there. A new use, or one that is gone, fails here."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +192,18 @@ MODULES = dict(modules())
 @pytest.mark.parametrize("name", MODULES)
 def test_others_files_are_read_through_one_module(name: str) -> None:
     assert not wrong(name, MODULES[name].read_text())
+
+
+OWN_PROGRAM = re.compile(r'(.*)"-m", "nodeagent\.')
+SAFE_PATH = re.compile(r'"-[A-Za-z]*P[A-Za-z]*", $')
+
+
+def test_our_own_programs_find_no_module_in_the_folder_that_they_are_started_in() -> None:
+    """``python -m`` looks there first. A command that is given in /tmp could find a stranger's http.py."""
+    found = [OWN_PROGRAM.search(line) for file in PACKAGE.rglob("*.py") for line in file.read_text().splitlines()]
+    begins = [match[1] for match in found if match is not None]
+    assert len(begins) > 7
+    assert [begin for begin in begins if not SAFE_PATH.search(begin)] == []
 
 
 def test_no_module_is_listed_that_is_gone() -> None:

@@ -243,8 +243,8 @@ def reader_command(python: str, target: str, pace: float | None, packaged: bool 
     """The command that reads an accelerator: every ``pace`` seconds, or (None) lists its devices once. ``packages``
     belongs into its PYTHONPATH. Those that come with nodeagent are started without ``site``, which costs memory and
     time."""
-    bare = ("-S",) if packaged else ()
-    return (python, *bare, "-m", "nodeagent.hardware.probes.reader", target, "list" if pace is None else str(pace))
+    how = "list" if pace is None else str(pace)
+    return (python, "-SP" if packaged else "-P", "-m", "nodeagent.hardware.probes.reader", target, how)
 
 
 def packages() -> str:

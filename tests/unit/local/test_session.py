@@ -19,6 +19,7 @@ import redis
 from nodeagent.local import control, power, registry, session
 from nodeagent.local.layout import LocalError, LocalFolders, LocalRefusedError, NotFoundError
 from nodeagent.local.registry import LocalCluster
+from nodeagent.local.supervisor import AGENT
 from tests.descriptors import few_files_of
 from tests.unit.local.helpers import is_empty, running, until
 
@@ -88,6 +89,19 @@ def test_no_other_account_reads_what_a_cluster_writes(cluster: LocalCluster) -> 
     written = [path for top in (cluster.run, cluster.data) for path in top.rglob("*") if path.is_file()]
     assert {"supervisor.log", "agent.log", "agent.yaml", "redis.log"} <= {path.name for path in written}
     assert [path.name for path in written if path.stat().st_mode & 0o077] == ["cluster.json"], "which has no secret"
+
+
+@pytest.mark.usefixtures("home")
+def test_a_cluster_runs_nothing_of_the_folder_that_it_is_brought_up_in(
+    agent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training's http.py was taken for Python's own; in /tmp it could be a stranger's, and root would run it."""
+    for name in ("http", "json", "asyncio", "nodeagent"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('another module')\n")
+    monkeypatch.chdir(tmp_path)
+    session.down(session.up(1, "dev", agent=agent), keep_logs=False)
+    assert sockets() == []
+    assert "-P" in AGENT
 
 
 def test_what_is_old_in_a_clusters_folders_is_removed_by_nobody(cluster: LocalCluster) -> None:
