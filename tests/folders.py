@@ -1,4 +1,4 @@
-"""Where tests keep their files: in memory, where the machine has room there.
+"""Where tests keep their files: in memory, where the machine has room there. And whether a folder is held.
 
 What agents and Redis fsync must not wait for the disk of a shared machine: one that stands for seconds fails a command
 ("only 0 of 2 nodes had it on disk"), as it should, and no test is about that.
@@ -6,6 +6,7 @@ What agents and Redis fsync must not wait for the disk of a shared machine: one 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -27,3 +28,15 @@ def in_memory() -> Path | None:
 def short() -> Path:
     """Where a folder's path is short, since unix sockets live below it."""
     return in_memory() or Path("/tmp")
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody has a lock on it, so that systemd-tmpfiles removes nothing there, however old it is."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -60,7 +60,7 @@ from nodeagent.lease.statefiles import (
     write_withdrawn,
 )
 from nodeagent.lease.withdrawals import jobs_and_numbers
-from nodeagent.osutil.linux import bind_private, boot_id, boottime
+from nodeagent.osutil.linux import bind_private, boot_id, boottime, hold_folder
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
@@ -99,6 +99,8 @@ class Process:
     def __init__(self, run: Path, lock: int, ends_with: int | None) -> None:
         self._folder, self._grants = lease_folder(run), grants_folder(run)
         self._lock, self._ends_with = lock, ends_with
+        self._run_folder = hold_folder(run)
+        """Held: it may be in /tmp, and there may be no agent that holds it."""
         self._boot = boot_id()
         self._troubles: set[str] = set()
         before = read_pulse(pulse_file(self._folder))

@@ -27,6 +27,7 @@ from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.scripts import load
 from tests.contract.bench import Bench, generation
 from tests.descriptors import few_files_of
+from tests.folders import is_held
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, until, yard
 
@@ -134,6 +135,12 @@ async def test_it_renews_and_grants(world: World, node: Node) -> None:
     assert pulse.until == pytest.approx(pulse.renewed + 2.2)
     assert node.status == ("holding", "", (LIFE, 1, world.era))
     assert node.process is not None and find_holder(node.folder) == (node.process.pid, "0.1.0")
+
+
+async def test_what_clears_tmp_away_passes_over_its_run_folder(world: World, node: Node) -> None:
+    world.begin()
+    await node.renewed_again()
+    assert is_held(node.folder.parent)
 
 
 async def test_a_new_pod_has_its_time_at_a_word(world: World, node: Node) -> None:

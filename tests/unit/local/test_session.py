@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from nodeagent.local.layout import LocalError, LocalFolders, LocalRefusedError, 
 from nodeagent.local.registry import LocalCluster
 from nodeagent.local.supervisor import AGENT
 from tests.descriptors import few_files_of
+from tests.folders import is_held
 from tests.unit.local.helpers import is_empty, running, until
 
 pytestmark = pytest.mark.redis
@@ -106,13 +106,8 @@ def test_a_cluster_runs_nothing_of_the_folder_that_it_is_brought_up_in(
 
 def test_what_is_old_in_a_clusters_folders_is_removed_by_nobody(cluster: LocalCluster) -> None:
     """Where they are in /tmp, systemd-tmpfiles removed the configs and keys of a training of weeks."""
-    for path in (cluster.run, cluster.data):
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(folder)
+    assert is_held(cluster.run)
+    assert is_held(cluster.data)
 
 
 def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: LocalCluster) -> None:
