@@ -63,6 +63,8 @@ class _Now:
 def reserved(cluster: Cluster) -> Reservations:
     """What is reserved at this time. The very same object for as long as that stays so."""
     line = queue(cluster)
+    if not line:  # nobody waits
+        return NO_RESERVATIONS
 
     def look(before: _Now | None) -> _Now:
         found = (*of_nodes(cluster), *of_capabilities(cluster))

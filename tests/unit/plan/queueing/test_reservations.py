@@ -13,11 +13,12 @@ from nodeagent.model.queue import Amount
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.queueing import departures, heldback, reservations
+from nodeagent.plan.queueing import departures, heldback, reservations, reserving
 from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import GIVE_WAY
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Propose
+from tests.profiled import counted
 from tests.unit.plan.build import (
     NOW,
     READY,
@@ -335,3 +336,10 @@ def test_with_time_limits_nobody_waits_for_ever(drawn: tuple[int, list[JobRecord
             return
         cluster = run_on(cluster)
     raise AssertionError([job.name for job in waiting if cluster.jobs[job.uid].phase == "queued"])
+
+
+def test_where_nobody_waits_nothing_is_looked_for() -> None:
+    """An agent asks in each round, and of most views nothing has been worked out before."""
+    cluster = cluster_of(3, runs("a", ["n1", "n2"]))
+    assert counted(lambda: reserved(cluster))[reserving.of_nodes.__code__] == 0
+    assert reserved(cluster) is reservations.NO_RESERVATIONS
