@@ -76,7 +76,7 @@ def _eviction(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
     if facts.memory_limit and facts.memory_used is not None and facts.memory_used > FULL_SHARE * facts.memory_limit:
         yield _warning(
             f"{facts.memory_used / 2**20:.0f} of {facts.memory_limit / 2**20:.0f} MiB (maxmemory) are used: a full "
-            "server serves no agent, and all workers stop",
+            "server serves no agent: healthy training goes on on failsafe time, but no fault is recovered from",
             f"CONFIG SET maxmemory {2 * facts.memory_limit}",
         )
 
@@ -87,7 +87,8 @@ def _persistence(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
         return
     if not facts.appendonly:
         yield _error(
-            "appendonly is no: a restart of the server forgets all jobs and stops their workers",
+            "appendonly is no: a restart of the server forgets all jobs: those that an agent knows it gives back, the "
+            "rest is lost",
             "CONFIG SET appendonly yes (and appendonly yes in its config file)",
         )
         return

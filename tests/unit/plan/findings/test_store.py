@@ -56,7 +56,11 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
         ({"policy": "allkeys-lru"}, "error: maxmemory-policy is allkeys-lru"),
         ({"policy": "allkeys-lru"}, "| CONFIG SET maxmemory-policy noeviction"),
         ({"memory_limit": 1_048_576}, "warning: 1 of 1 MiB (maxmemory) are used"),
-        ({"appendonly": False}, "error: appendonly is no"),
+        ({"memory_limit": 1_048_576}, "healthy training goes on on failsafe time"),
+        (
+            {"appendonly": False},
+            "error: appendonly is no: a restart of the server forgets all jobs: those that an agent",
+        ),
         ({"appendonly": False}, "| CONFIG SET appendonly yes"),
         ({"append_failed": True}, "error: the server could not write its append-only file"),
         ({"appendfsync": "no"}, "error: appendfsync is no"),
