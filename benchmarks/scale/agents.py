@@ -87,7 +87,9 @@ class Agent:
         self.snapshot = Snapshot(timing)
         stubs: dict[str, Any] = {
             "host": SimpleNamespace(promised=lambda _uids: {}),
-            "process": SimpleNamespace(tend=self._tend, wake=lambda: None, alive=lambda cut_off: None),
+            "process": SimpleNamespace(
+                tend=self._tend, wake=lambda: None, alive=lambda *_, **__: None, elsewhere=lambda _: ""
+            ),
         }
         identity: Any = SimpleNamespace(incarnation=records.life(node), before="")  # it keeps its life
         self._era = ""

@@ -284,7 +284,6 @@ async def test_another_process_may_have_forgotten(servers: Yard, stores: list[Re
     server.stop()
     server.start()
     await server.ready()
-    await unavailable(store.remove("u1"))  # the old connection
     await refused("behind", bench.beat("n1"))
     await bench.up("n1")
     runs.add((await bench.beat("n1")).era)
@@ -312,7 +311,7 @@ async def test_a_primary_that_was_a_replica_in_between_may_have_forgotten(
     await until(is_replica)
     await ask(first, "REPLICAOF", "NO", "ONE")
     await ask(first, "CLIENT", "KILL", "TYPE", "normal")  # as Sentinel does
-    await unavailable(store.remove("u1"))
+    await refused("recovering", store.remove("u1"))
     reply = await bench.beat("n1", rev=1, era=era)
     assert reply.recovering
     assert reply.era != era
