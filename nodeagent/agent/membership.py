@@ -111,7 +111,8 @@ class Membership:
         """What the pods use, by job uid: goes along when their states are published, and is no reason to publish
         them."""
         self.from_disk: Known | None = None
-        """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
+        """What was on the disk at the start, until the store has been read: it is given back if the store lost it, and
+        compared with what is read."""
         self.regroup = 0.0
         """Seconds for which a store that lost writes waits for others who may know better."""
         self._saved, self._verify = saved, verify
@@ -359,9 +360,29 @@ class Membership:
                 "the store has more records than an agent reads, and the surplus is not read: see nodeagentctl doctor",
                 of=self._snapshot.beyond,
             )
+        if self.from_disk is not None and self._snapshot.complete:
+            self._compare_with_disk(self.from_disk)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _compare_with_disk(self, known: Known) -> None:
+        """A record of the very revision that this node's disk has is the same one, or somebody wrote over it: then the
+        disk's is the one to be given back, and all agents restore it. Only an agent of the version that wrote the disk
+        can tell."""
+        self.from_disk = None
+        if known.era != self._snapshot.era or not known.written_by(self.node, self.facts.agent_version):
+            return
+        for saved in known.jobs:
+            read = self._snapshot.job(saved.uid)
+            if read is None or read.rev != saved.rev or read == saved:
+                continue
+            self._log.error(
+                "somebody wrote over a job's record in the store: the one on this disk is to be restored",
+                job=saved.name, uid=saved.uid,
+            )  # fmt: skip
+            self._snapshot.absorb_job(saved)
+            self.distrust(f"job:{saved.uid}")
 
     def _look(self, now: float) -> int:
         """The number of the look for damage that this beat is; 0 if it is none. Only one that looks or brings something

@@ -178,3 +178,7 @@ class Known:
     def live(self) -> tuple[str, ...]:
         """Nodes that held their lease."""
         return tuple(n.id for n in self.nodes if not n.lost and not n.left and n.id not in self.lapsed)
+
+    def written_by(self, node: str, version: str) -> bool:
+        """This node's agent, as the view shows it, was of this version."""
+        return any(record.id == node and record.facts.agent_version == version for record in self.nodes)

@@ -3,8 +3,8 @@ read.
 
 One line for each record, each with the cluster key's word, so that damage costs one record and no other cluster's file
 is taken for this one's. What changes later is added behind, until that is as much as the whole. What is read is never
-acted on: it is offered to a store that lost its own. Must never hold up the agent's loop: the disk may
-hang.
+acted on: it is offered to a store that lost its own, and tells a record that somebody wrote over. Must never hold up
+the agent's loop: the disk may hang.
 """
 
 from __future__ import annotations

@@ -188,6 +188,69 @@ def test_one_field_of_a_job_that_no_difference_brings_keeps_it_from_nothing(
     simulate(4, scenario)
 
 
+UNREADABLE_WITH = frozenset({"max", "min", "array", "spec"})
+"""Those with which nobody can read the record."""
+
+
+@pytest.mark.parametrize("restarted", [("n3",), ("n1", "n2", "n3", "n4")], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(field, marks=() if field in ("holder:x", "member:x") else pytest.mark.slow)
+        for field in UNSEEN
+        if field not in UNREADABLE_WITH
+    ],
+)
+def test_such_a_field_is_found_by_agents_that_start_anew(field: str, restarted: tuple[str, ...]) -> None:
+    """They believed what they read, and gave it back as what they knew: if one of them came first, or nobody else was
+    left, a job with a member too many was refused for ever."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        await asyncio.sleep(3)  # so that the disks have it
+        before, number, job = pids(c), _number(c), c.job("j")
+        for name in restarted:
+            await c.nodes[name].kill_agent()
+        value = c.server.value("job:uid-j")
+        assert isinstance(value, dict)
+        c.checker.store_loses()
+        c.damaged = True
+        c.server.overwrite("job:uid-j", {**value, field: UNSEEN[field]})
+        c.checker.disbelieved.add("uid-j")
+        for name in restarted:
+            c.nodes[name].start_agent()
+        await asyncio.sleep(10)
+        assert (pids(c), c.job("j")) == (before, job), "nothing that runs is hurt, and what the disks have is back"
+        events = [event.text for event in c.server.state.events if event.kind == "StoreDamaged"]
+        assert events and "job:uid-j" in events[0], "the key is named"
+        c.nodes[members(c)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 40, "replaced")
+
+    simulate(4, scenario)
+
+
+def test_agents_that_start_anew_find_no_damage_where_there_is_none() -> None:
+    """A job that has been formed anew, has a checkpoint and a holder, beside one that waits."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        await c.submit("k", 4, 4, 4)
+        c.nodes[members(c)[0]].machine.commit_request("uid-j", 1)
+        await c.until(lambda: c.job("j").checkpoint is not None, 10, "committed")
+        number = _number(c)
+        c.nodes[members(c)[-1]].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 40, "formed anew")
+        await asyncio.sleep(3)
+        for node in c.nodes.values():
+            await node.kill_agent()
+            node.start_agent()
+        await asyncio.sleep(5)
+        assert "StoreDamaged" not in {event.kind for event in c.server.state.events}
+        assert all(node.agent is not None and node.agent.certain for node in c.nodes.values())
+
+    simulate(4, scenario)
+
+
 @pytest.mark.parametrize("what", ["older", "none", "unsigned"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_checkpoint_that_is_no_longer_the_newest_starts_nothing_and_is_put_back(what: str, restarts: bool) -> None:

@@ -448,6 +448,40 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
     assert lease.from_disk is None
 
 
+@pytest.mark.parametrize("other", ["", "version", "era"])
+async def test_a_record_that_is_not_what_the_disk_has_at_its_revision_is_restored(tmp_path: Path, other: str) -> None:
+    """``other``: of the disk, if that says nothing: an agent of another version may have read the same otherwise, and
+    a recovery may have changed it."""
+    clock = Clock()
+    server = Server(clock.now)
+    before = make_lease(tmp_path, clock, HereStore(server), "x")
+    await before.join()
+    bench = HereBench(server, [clock.at])
+    kept = {uid: await bench.submit(uid, uid) for uid in ("u1", "u2", "u3")}
+    await before.beat()
+    known = before._snapshot.known(clock.now())
+    if other == "era":
+        known = replace(known, era="another")
+    if other == "version":
+        facts = node("n1").facts.model_copy(update={"agent_version": "another"})
+        known = replace(known, nodes=tuple(n.model_copy(update={"facts": facts}) for n in known.nodes))
+    server.spoil("job:u1", "phase", "holding")
+    server.run("local j = job_read('u3') j.reason = 'changed since' job_save(j)")
+    lease = make_lease(tmp_path, clock, HereStore(server), "x", start=2)
+    lease.from_disk, lease.regroup = known, 60.0
+    await lease.join()
+    await lease.beat()
+    read = {uid: lease._snapshot.job(uid) for uid in kept}
+    assert (read["u2"] == kept["u2"], read["u3"] == kept["u3"]) == (True, False), "it has changed since"
+    if other:
+        assert (read["u1"] == kept["u1"], lease.has_news(clock.now())) == (False, False)
+    else:
+        assert (read["u1"] == kept["u1"], lease.has_news(clock.now())) == (True, True), "the next beat says so"
+        await lease.beat()
+        assert server.state.jobs["u1"] == kept["u1"]
+    assert lease.from_disk is None, "it is compared once"
+
+
 async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Path) -> None:
     """Half of the nodes with another redis.url gave an empty store all jobs, and both halves ran each of them."""
     clock, words = Clock(), Words()
