@@ -26,8 +26,11 @@ CALLS = frozenset({"read_environ", "has_mark", "kill_marked", "process_iter"})
 
 ALLOWED: dict[str, tuple[str, str]] = {
     "osutil/linux.py": ("/environ read_environ", "the functions themselves: a pod's processes are found by their mark"),
-    "pods/host.py": ("has_mark", "in a thread, within ADOPT_LIMIT"),
-    "pods/sweep.py": ("kill_marked", "in a daemon thread, one for each user: a user's pods wait for his own processes"),
+    "pods/host.py": (
+        "has_mark kill_marked",
+        "the one in a thread, within ADOPT_LIMIT; the other in a daemon thread of the sweeper, one for each user: a "
+        "user's pods wait for his own processes",
+    ),
     "local/power.py": ("read_environ", "in a daemon thread, within HELD; without root, of the own user's alone"),
     "shim/hang/stacks.py": ("/stack /syscall", "a child of the shim, of the job's own workers, within a bound"),
 }
