@@ -47,6 +47,14 @@ async def running(cluster: SimCluster, size: int, job: str = "j", limit: float =
     return await cluster.until(ok, limit, f"{job} whole on {size} nodes")
 
 
+def acknowledged(cluster: SimCluster, job: str = "j") -> list[str]:
+    """The members that have acknowledged the generation that forms."""
+    generation = cluster.job(job).generation
+    if generation is None or generation.state != "forming":
+        return []
+    return [node for node in generation.members if node not in generation.missing]
+
+
 def test_starts_whole() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)

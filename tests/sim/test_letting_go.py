@@ -13,7 +13,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, Node, SimCluster
 from tests.sim.network import Loss
-from tests.sim.test_directed import running, simulate
+from tests.sim.test_directed import acknowledged, running, simulate
 
 pytestmark = pytest.mark.slow
 UID = "uid-j"
@@ -146,14 +146,8 @@ def test_a_member_whose_agent_is_cut_off_as_it_acknowledges_is_replaced() -> Non
 
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
-
-        def acknowledged() -> list[str]:
-            generation = c.job("j").generation
-            forming = generation is not None and generation.state == "forming"
-            return [n for n in generation.members if n not in generation.missing] if generation and forming else []
-
-        await c.until(lambda: bool(acknowledged()), 30, "one has acknowledged")
-        stuck = c.nodes[acknowledged()[0]]
+        await c.until(lambda: bool(acknowledged(c)), 30, "one has acknowledged")
+        stuck = c.nodes[acknowledged(c)[0]]
         stuck.link.agent_loses = "large replies"
         await c.until(lambda: c.job("j").phase == "running", 5, "it is active")
         await asyncio.sleep(2 * TIMING.lease)

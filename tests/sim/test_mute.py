@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.test_directed import running, simulate
+from tests.sim.test_directed import acknowledged, running, simulate
 
 ENOUGH = TIMING.lease + 0.5
 """Seconds of silence after which nobody waits for an agent."""
@@ -108,14 +108,8 @@ def test_a_member_that_acknowledges_and_never_starts_is_replaced_when_its_agents
 
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
-
-        def acknowledged() -> list[str]:
-            generation = c.job("j").generation
-            forming = generation is not None and generation.state == "forming"
-            return [n for n in generation.members if n not in generation.missing] if generation and forming else []
-
-        await c.until(lambda: bool(acknowledged()), 30, "one has acknowledged")
-        (stuck, *_) = acknowledged()
+        await c.until(lambda: bool(acknowledged(c)), 30, "one has acknowledged")
+        (stuck, *_) = acknowledged(c)
         c.nodes[stuck].freeze_agent()
         await c.until(lambda: c.job("j").phase == "running", 5, "it is active")
         await asyncio.sleep(ENOUGH)

@@ -20,9 +20,9 @@ from nodeagent import __version__
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.order import LeasePort
-from nodeagent.lease.statefiles import lease_folder, wake_socket
+from nodeagent.lease.statefiles import Pulse, PulseWriter, lease_folder, wake_socket
 from nodeagent.osutil import units
-from nodeagent.osutil.linux import bind_private
+from nodeagent.osutil.linux import bind_private, boottime
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.wire import Reached
@@ -207,3 +207,39 @@ async def test_an_order_is_worked_out_once_a_beat(tmp_path: Path) -> None:
         with suppress(asyncio.CancelledError):
             await renewing
         assert len(asked) == 3
+
+
+HERE, THERE = Reached("", "redis1", "10.0.0.1", 6379), Reached("", "redis2", "10.0.0.2", 6379)
+
+
+@pytest.mark.parametrize(
+    ("reached", "era", "cluster", "ago", "place"),
+    [
+        (HERE, "e1", "default", 0.0, ""),
+        (HERE, "e2", "default", 0.0, ""),
+        (THERE, "e1", "default", 0.0, ""),
+        (THERE, "e2", "default", 0.0, "10.0.0.1:6379"),
+        (THERE, "", "default", 0.0, "10.0.0.1:6379"),
+        (THERE, None, "default", 0.0, "10.0.0.1:6379"),
+        (THERE, "e2", "default", 10.0, ""),
+        (HERE, "e1", "another", 0.0, "10.0.0.1:6379"),
+        (None, None, "default", 0.0, "10.0.0.1:6379"),
+        (None, "e1", "default", 0.0, ""),
+    ],
+    ids=str,
+)
+def test_a_lease_is_renewed_elsewhere_in_another_cluster_or_at_another_server_in_another_era(
+    tmp_path: Path, reached: Reached | None, era: str | None, cluster: str, ago: float, place: str
+) -> None:
+    """``ago``: seconds since it was renewed, of a lease of 3 s."""
+
+    def agent(name: str, at: Reached | None) -> LocalLeaseProcess:
+        config = AgentConfig(cluster=name, dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+        return LocalLeaseProcess(config, "n1", SimpleNamespace(reached=at), "", LeasePort("127.0.0.1", (0, 0), ""))
+
+    assert agent(cluster, reached).elsewhere(era) == "", "there is no order"
+    agent("default", HERE).tend("l1", 1, "e1")
+    assert agent(cluster, reached).elsewhere(era) == "", "nobody has renewed by it"
+    now = boottime()
+    PulseWriter(lease_folder(tmp_path)).beat(Pulse(now, now - ago, now, now - ago))
+    assert agent(cluster, reached).elsewhere(era) == place
