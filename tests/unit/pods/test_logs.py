@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -432,22 +431,32 @@ async def test_a_users_steps_have_so_many_threads_and_one_that_hangs_counts_unti
     assert most == 2
 
 
-async def test_a_step_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies(tmp_path, EMPTY, 1 << 20, ranks=4)
+async def test_a_step_that_does_not_come_back_in_time_is_said_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "READ_LIMIT", 0.01)
-    began, ended = threading.Event(), asyncio.Event()
-    loop, raised = asyncio.get_running_loop(), list[Exception]()
+    answered = threading.Event()
+    with pytest.raises(LogsHangError, match=r"did not come back within 0\.01 s"):
+        await beside(lambda: answered.wait(30))
+    answered.set()
+
+
+async def test_a_step_that_nobody_waits_for_ends(tmp_path: Path) -> None:
+    copies(tmp_path, EMPTY, 1 << 20, ranks=4)
+    began, given_up, ended = threading.Event(), threading.Event(), threading.Event()
+    raised = list[Exception]()
 
     def step() -> None:
         began.set()
-        time.sleep(0.2)
+        given_up.wait(30)
         try:
             list(read_logs(tmp_path, 1, tail=10))
         except LogsHangError as error:
             raised.append(error)
-        loop.call_soon_threadsafe(ended.set)
+        ended.set()
 
-    with pytest.raises(LogsHangError, match="did not come back"):
-        await beside(step)
-    await asyncio.wait_for(ended.wait(), 30)
+    waiting = asyncio.create_task(beside(step))
+    assert await asyncio.to_thread(began.wait, 30)  # one that is given up before it has a thread never gets one
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    given_up.set()
+    assert await asyncio.to_thread(ended.wait, 30)
     assert str(raised[0]) == "nobody waits for it any more"
