@@ -431,7 +431,7 @@ async def test_a_users_steps_have_so_many_threads_and_one_that_hangs_counts_unti
     assert most == 2
 
 
-async def test_a_step_that_does_not_come_back_in_time_is_said_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_does_not_come_back_in_time_is_reported_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "READ_LIMIT", 0.01)
     answered = threading.Event()
     with pytest.raises(LogsHangError, match=r"did not come back within 0\.01 s"):
