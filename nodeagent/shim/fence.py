@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader
@@ -120,10 +120,8 @@ def _open(record: Path) -> GrantReader | None:
 
 SLACK = 0.15
 """Seconds past the granted time: after the shim's fence, within the protocol's ``kill``."""
-ROOM_BOUND = 0.1
-"""The most seconds that the shim waits for a watchdog to read its orders."""
 START_AGAIN = 0.1
-"""Seconds from its end to its next start, should anybody kill it."""
+"""Seconds from its end to its next start."""
 
 _COMMAND = struct.Struct("=cq")
 _HOLD, _RELEASE, _SPARE, _NO_LONGER = b"h", b"r", b"s", b"n"
@@ -135,8 +133,8 @@ that has read the one before and the other after misses it."""
 
 
 class Watchdog:
-    """The shim's side. Every call returns at once; none waits for the process. ``grant``: until when what it holds may
-    run; None: no time at all."""
+    """The shim's side. Every call returns at once; none waits for the process, which knows from its fork on all that
+    was to know by then. ``grant``: until when what it holds may run; None: no time at all."""
 
     def __init__(self, grant: GrantReader | None) -> None:
         self.pid = 0
@@ -148,9 +146,13 @@ class Watchdog:
     def start(self, loop: Loop, children: ShimChildren) -> None:
         """Fork it, and again whenever it ends. Call before any worker starts. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def body() -> None:
+            watch(theirs, self._grant, self._held, set(children.expected()))
+
         with contextlib.closing(theirs):
             try:
-                self.pid = start_function(lambda: watch(theirs, self._grant), 2, 2, "the watchdog", preferred=True)
+                self.pid = start_function(body, 2, 2, "the watchdog", preferred=True)
             except OSError:
                 ours.close()
                 raise
@@ -174,10 +176,6 @@ class Watchdog:
 
         children.expect(self.pid, ended)
         children.changed = self._child
-        for pid in children.expected():
-            self._child(pid, True)
-        for pid, pidfd in self._held.items():
-            self._send(_HOLD, pid, pidfd=pidfd)
 
     def hold(self, pid: int, pidfd: int) -> None:
         """Watch this process group, whose leader the pidfd names."""
@@ -211,11 +209,12 @@ class Watchdog:
             self._killed.add(_COMMAND.unpack(data)[1])
 
     def _send(self, what: bytes, pid: int, pidfd: int = -1) -> None:
-        """One that does not take its orders, being stopped itself, is started anew with all it must know."""
+        """One that leaves some hundred orders unread, all that its link holds, is stopped itself and is replaced: the
+        next one knows from its fork what they were about."""
         if self._link is None:
             return
         try:
-            _order(self._link, _COMMAND.pack(what, pid), [pidfd] if pidfd >= 0 else [])
+            socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
         except OSError:
             self._collect()
             self._unlink()
@@ -227,25 +226,13 @@ class Watchdog:
             self._link = None
 
 
-def _order(link: socket.socket, order: bytes, fds: Sequence[int]) -> None:
-    """Raises BlockingIOError where there is no room for it within ``ROOM_BOUND``: a link holds the orders of some
-    hundred workers."""
-    try:
-        socket.send_fds(link, [order], fds)
-    except BlockingIOError:
-        room = select.poll()  # not select, which takes no descriptor above 1023
-        room.register(link, select.POLLOUT)
-        room.poll(1000 * ROOM_BOUND)
-        socket.send_fds(link, [order], fds)
-
-
-def watch(link: socket.socket, grant: GrantReader | None) -> None:
-    """The process itself: until the shim closes the link, or dies and this process with it."""
+def watch(link: socket.socket, grant: GrantReader | None, held: dict[int, int], spared: set[int]) -> None:
+    """The process itself: until the shim closes the link, or dies and this process with it. ``held``, ``spared``: what
+    the shim held, and its own children, at the fork."""
     gc.disable()  # nothing here makes cycles, and a collection would copy the shim's pages
-    _close_all_but(link.fileno(), -1 if grant is None else grant.fd)
-    held: dict[int, int] = {}
-    spared = {os.getpid()}
-    due: float | None = None  # until what is held is killed; None: nothing is held, or that was done
+    _close_all_but(link.fileno(), -1 if grant is None else grant.fd, *held.values())
+    spared.add(os.getpid())
+    due = _due(grant) if held else None  # until what is held is killed; None: nothing is held, or that was done
     pause: float | None = None  # until the next look for what has left the groups; None: nothing to look for
     empty = 0  # looks in a row that found nothing
     poll = select.poll()
@@ -305,8 +292,9 @@ def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:
     return bool(found)
 
 
-def _close_all_but(*keep: int) -> None:
+def _close_all_but(*kept: int) -> None:
     """Pipes and sockets of the shim's that this fork inherited: their other ends must see the shim's own close."""
+    keep = set(kept)
     for entry in list(Path("/proc/self/fd").iterdir()):
         fd = int(entry.name)
         if fd > 2 and fd not in keep:

@@ -13,9 +13,13 @@ import pytest
 from nodeagent.model.jobspec import Hooks
 from nodeagent.osutil.linux import is_running
 from nodeagent.shim.fence import SLACK
-from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, shim_with, wait_for
 
 PYTHON = sys.executable
+MORE = 300
+"""Workers for whose orders a link has no room."""
+COMES_LATE = "real = fence.watch\ndef late(*given):\n    time.sleep(0.5)\n    real(*given)\nfence.watch = late"
+"""A change to a shim, of whose watchdogs each reads nothing for a while, as on a loaded machine."""
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
@@ -68,11 +72,11 @@ async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
         await bench.until(lambda s: s.refused)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, pytest.param(MORE, marks=pytest.mark.slow)])
 async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, workers: int) -> None:
-    """Of 200 workers there is more to be told than its link holds: one was started after another, without end."""
+    """From its fork on: the shim is stopped before the new one has come to read anything."""
     (tmp_path / "t.py").write_text(SLEEPER)
-    async with open_bench(tmp_path) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, COMES_LATE)) as bench:
         async with bench.renewing(4.0):
             first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
             status = await bench.running(1, ({},) * workers)
@@ -81,8 +85,26 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, 
             assert old is not None
             os.kill(old, signal.SIGKILL)
             await wait_for(lambda: watchdog(bench) not in (old, None))
-            await wait_for(lambda: len([*Path(f"/proc/{watchdog(bench)}/fd").iterdir()]) > workers)  # one of each
             assert bench.state().phase == "running", "its end disturbs nobody"
+            os.kill(first.shim_pid, signal.SIGSTOP)
+        try:
+            await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
+        finally:
+            os.kill(first.shim_pid, signal.SIGCONT)
+        assert (await bench.until(lambda s: s.phase == "exited")).fenced
+
+
+@pytest.mark.slow
+async def test_one_that_is_stopped_is_replaced_once_its_link_is_full(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        async with bench.renewing(4.0):
+            first = await bench.ready(make_spec(("sleep", "600"), tmp_path, fork_server=False))
+            assert first.shim_pid is not None
+            old = watchdog(bench)
+            assert old is not None
+            os.kill(old, signal.SIGSTOP)
+            status = await bench.running(1, ({},) * MORE)
+            await wait_for(lambda: watchdog(bench) not in (old, None))
             os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
