@@ -125,6 +125,9 @@ START_AGAIN = 0.1
 
 _COMMAND = struct.Struct("=cq")
 _HOLD, _RELEASE, _SPARE, _NO_LONGER = b"h", b"r", b"s", b"n"
+_KILLED = struct.Struct("=q")
+MOST_HELD = 8192
+"""Process groups that a shim guards at the most: the workers of some roles, a thousand each, and a hook."""
 SWEEP_EVERY = (0.002, 0.1)
 """Seconds between two looks for what has left the groups: at first, and at most (something does not die)."""
 EMPTY_LOOKS = 4
@@ -196,17 +199,17 @@ class Watchdog:
         self._send(_SPARE if expected else _NO_LONGER, pid)
 
     def _collect(self) -> None:
-        """What it has killed: written before each kill, so that it is known before the death is."""
+        """What it has killed: written before the kills, so that it is known before the deaths are."""
         while self._link is not None:
             try:
-                data = self._link.recv(64)
+                data = self._link.recv(_KILLED.size * MOST_HELD)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
                 return
-            self._killed.add(_COMMAND.unpack(data)[1])
+            self._killed.update(pid for (pid,) in _KILLED.iter_unpack(data))
 
     def _send(self, what: bytes, pid: int, pidfd: int = -1) -> None:
         """One that leaves some hundred orders unread, all that its link holds, is stopped itself and is replaced: the
@@ -271,11 +274,13 @@ def _due(grant: GrantReader | None) -> float:
 
 
 def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
-    for pid, pidfd in held.items():
-        if not pidfd_ended(pidfd):
-            with contextlib.suppress(BlockingIOError):
-                link.send(_COMMAND.pack(b"k", pid), socket.MSG_DONTWAIT)
-            kill_group(pid, pidfd)
+    """What it kills is one message: a link has no room for one of each, and the shim reads nothing meanwhile."""
+    alive = [pid for pid, pidfd in held.items() if not pidfd_ended(pidfd)]
+    if alive:
+        with contextlib.suppress(BlockingIOError):
+            link.send(b"".join(map(_KILLED.pack, alive)), socket.MSG_DONTWAIT)
+    for pid in alive:
+        kill_group(pid, held[pid])
 
 
 def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:

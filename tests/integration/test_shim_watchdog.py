@@ -91,7 +91,9 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, 
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
         finally:
             os.kill(first.shim_pid, signal.SIGCONT)
-        assert (await bench.until(lambda s: s.phase == "exited")).fenced
+        ended = await bench.until(lambda s: s.phase == "exited")
+        assert ended.fenced
+        assert all(end.stopped for end in ended.exits), "no death is taken for a worker's own"
 
 
 @pytest.mark.slow
