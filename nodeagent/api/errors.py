@@ -14,7 +14,7 @@ from typing import Literal
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from nodeagent.agent.view import AgentView
+from nodeagent.agent.view import AgentHealth, AgentView
 from nodeagent.spec.errors import closest
 from nodeagent.store.base import (
     StepFailedError,
@@ -102,6 +102,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     return ApiError("not_found", f"no {kind} {name!r}", step)
 
 
+def what_goes_on(health: AgentHealth) -> str:
+    """What runs on while the store does not answer this node's agent, and on what time here. The lease process has a
+    link of its own: while the store answers that, or the lease has time left, nothing here needs failsafe time."""
+    if health.lent:
+        return f"running jobs go on, {len(health.lent)} of those on this node on failsafe time"
+    if health.lease_left > 0:
+        return "running jobs go on, those on this node on its lease"
+    return "running jobs go on, but not on this node, whose lease has run out"
+
+
 def store_away(
     view: AgentView, change: Literal["none", "refused", "unknown"], error: StoreUnavailableError | None = None
 ) -> ApiError:
@@ -112,7 +122,7 @@ def store_away(
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
-    goes_on = f"running jobs go on{', those of this node on failsafe time' if view.health().lent else ''}"
+    goes_on = what_goes_on(view.health())
     done = {
         "none": goes_on,
         "refused": f"nothing was changed, and nothing can be until it answers; {goes_on}",

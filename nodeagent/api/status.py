@@ -23,7 +23,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import requests
 from nodeagent.api.accounting import shares_json
 from nodeagent.api.auth import NameOf, UserDatabase
-from nodeagent.api.errors import not_joined
+from nodeagent.api.errors import not_joined, what_goes_on
 from nodeagent.api.jobdetail import AuditTail, generations, waits
 from nodeagent.api.published import places
 from nodeagent.api.serializers import (
@@ -111,6 +111,7 @@ class StatusRoutes:
             "node": self.view.node,
             "version": __version__,
             "store_away_since": health.store_away_since,
+            "goes_on": what_goes_on(health),
             "store_waits": health.store_waits,
         }
 

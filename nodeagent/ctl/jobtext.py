@@ -311,7 +311,8 @@ def _time(job: Json) -> list[str]:
     """The time on which the workers run while the store is unreachable; while it answers, the failsafe members of the
     job."""
     if job["lent"] is not None:
-        return [field("Runs on", f"{runs_on(job)} (the store is away since {moment(job['store_away_since'])})")]
+        agent, since = f"the agent of {job['lent']['node']}", moment(job["store_away_since"])
+        return [field("Runs on", f"{runs_on(job)} (the store has not answered {agent} since {since})")]
     if job["phase"] != "running" or job["generation_state"] != "active":
         return []
     names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["failsafe_members"])
@@ -625,7 +626,10 @@ def _next(job: Json) -> list[str]:
     elif phase == "succeeded":
         step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
     elif job["store_away_since"] is not None:
-        step = "get the store to answer again (nodeagentctl doctor); until then it can neither be changed nor recovered"
+        step = (
+            "get the store to answer the agent that was asked (nodeagentctl doctor); until then the job cannot be "
+            "changed through that one, and if no agent is answered it is not recovered"
+        )
     elif job["store_waits"]:
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
     elif phase in ("paused", "pausing") and job["desired"] == "pause":

@@ -222,9 +222,9 @@ def notice(answer: Json, fmt: str) -> None:
         echo(f"nodeagentctl: left out, since the store's record cannot be read: {named}{more}", err=True)
     if since is not None:
         echo(  # not for how long: the agent's clock may differ from ours
-            f"nodeagentctl: the store has not answered since {moment(since)}: what is shown is from then; running jobs "
-            "go on while their failsafe members give them failsafe time, nothing can be changed or recovered until it "
-            "is back",
+            f"nodeagentctl: the store has not answered the agent that was asked since {moment(since)}: what is shown "
+            "is from then; running jobs go on, on the lease of each node or on failsafe time; through this agent "
+            "nothing can be changed until the store answers it",
             err=True,
         )
 

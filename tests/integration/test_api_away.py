@@ -152,7 +152,7 @@ def test_a_stopped_store(real: RealAgent) -> None:
         assert shown.stderr.startswith("nodeagentctl: the store has not answered since "), words
         assert "sleeper" in shown.stdout
     output = ctl(real.socket, "describe", "sleeper").stdout
-    assert "Runs on:     failsafe time from n1 (the store is away since " in output
+    assert "Runs on:     failsafe time from n1 (the store has not answered the agent of n1 since " in output
     assert json.loads(ctl(real.socket, "get", "-o", "json").stdout)["store_away_since"] is not None
 
     for change in (("scale", "sleeper", "1"), ("stop", "sleeper"), ("cordon", "n1", "--reason", "x"), ("forget", "n1")):

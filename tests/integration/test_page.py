@@ -215,6 +215,13 @@ async def test_a_store_that_waits_or_is_away_and_a_cluster_without_jobs(page: Pa
         view.away_since = time.time() - 65
         view.store.away = True
         await page.until("document.getElementById('notices').innerText.includes('The store has not answered')", "so")
+        notices = await page.text("#notices")
+        assert "not answered the agent of node n1" in notices and "failsafe" not in notices, "its lease is renewed"
+        assert "Running jobs go on, those on this node on its lease;" in notices
+        view.lent = {"u1": 2.0}
+        await page.until(
+            "document.getElementById('notices').innerText.includes('1 of those on this node')", "now it is"
+        )
         view.joined, view._cluster = False, type(view.cluster())(served=0)
         await page.until("document.getElementById('notices').innerText.includes('has not joined')", "that is said too")
 

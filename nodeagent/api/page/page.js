@@ -95,12 +95,12 @@ function show(status) {
   find("asked").textContent = `as node ${status.node} sees it · version ${status.version}`;
   const away = status.store_away_since;
   const notices = [];
-  if (away !== null) notices.push(["warn", `The store has not answered node ${status.node} since ${at(away)}. What is below was so then.`,
-    "Running jobs go on on failsafe time from their failsafe_members; nothing can be started or changed. See: nodeagentctl doctor"]);
+  if (away !== null) notices.push(["warn", `The store has not answered the agent of node ${status.node} since ${at(away)}. What is below was so then.`,
+    `${capital(status.goes_on)}; through this agent nothing can be started or changed. See: nodeagentctl doctor`]);
   else if (status.store_waits) notices.push(["warn", `${capital(status.store_waits)}.`,
     "Running jobs go on; nothing can be started or changed. Start the agents of those nodes, if you can."]);
   tell(notices);
-  live(away === null ? "good" : "warn", away === null ? `live, ${at(status.now)}` : "the store is away");
+  live(away === null ? "good" : "warn", away === null ? `live, ${at(status.now)}` : "no answer from the store");
   const main = find("shown");
   main.hidden = false;
   main.classList.toggle("old", away !== null);
@@ -112,7 +112,7 @@ function show(status) {
 }
 
 function storeTile({ store_away_since: away, store_waits: waits }) {
-  if (away !== null) return ["away", `since ${at(away)}`, "bad"];
+  if (away !== null) return ["no answer", `since ${at(away)}`, "bad"];
   return waits ? ["waits", "it may have lost writes", "warn"] : ["answers", "changes can be made", "good"];
 }
 

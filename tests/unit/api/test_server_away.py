@@ -14,7 +14,7 @@ import pytest
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
-from nodeagent.api.errors import HICCUP, store_away
+from nodeagent.api.errors import HICCUP, store_away, what_goes_on
 from nodeagent.api.serializers import lent_json, pods_json
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.jobtext import job_lines
@@ -133,7 +133,13 @@ def test_an_answer_names_failsafe_time_only_where_something_runs_on_it(tmp_path:
     view = FakeView(tmp_path)
     assert "failsafe" not in store_away(view, "none", StoreUnavailableError("it did not answer")).message
     view.away_since, view.lent = time.time() - 40, {"u1": 2.0}
-    assert "running jobs go on, those of this node on failsafe time" in store_away(view, "none").message
+    assert "running jobs go on, 1 of those on this node on failsafe time" in store_away(view, "none").message
+
+
+def test_an_agent_that_alone_has_no_answer_names_the_lease_that_its_node_goes_on_with() -> None:
+    """The page said failsafe time, while the lease process had the store on a link of its own."""
+    assert what_goes_on(health(lease_left=2.1)) == "running jobs go on, those on this node on its lease"
+    assert what_goes_on(health(lease_left=0.0)).endswith("but not on this node, whose lease has run out")
 
 
 async def test_alive_but_not_ready(tmp_path: Path) -> None:

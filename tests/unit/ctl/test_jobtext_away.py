@@ -43,9 +43,9 @@ SAYS = [
 def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> None:
     lines = job_lines(job)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
-    assert f"Runs on:     {text} (the store is away since {when})" in lines
+    assert f"Runs on:     {text} (the store has not answered the agent of n1 since {when})" in lines
     assert not [line for line in lines if line.startswith("Failsafe:")]
-    assert "get the store to answer again" in lines[-1]
+    assert "get the store to answer the agent that was asked" in lines[-1]
 
 
 def test_describe_names_the_failsafe_members_while_the_store_answers() -> None:
@@ -95,7 +95,11 @@ def test_the_notice_is_on_stderr(fmt: str, capsys: pytest.CaptureFixture[str]) -
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
     show(answer, fmt, "job", get.COLUMNS)
     reported = capsys.readouterr()
-    assert reported.err.startswith(f"nodeagentctl: the store has not answered since {when}: what is shown is from then")
+    began = f"nodeagentctl: the store has not answered the agent that was asked since {when}: "
+    assert reported.err.startswith(began + "what is shown is from then;")
+    assert "on the lease of each node or on failsafe time" in reported.err, (
+        "other agents, and its own lease, may have it"
+    )
     assert reported.err.count("\n") == 1
     show(answer | {"store_away_since": None}, fmt, "job", get.COLUMNS)
     without = capsys.readouterr()
