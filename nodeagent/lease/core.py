@@ -141,6 +141,12 @@ class Core:
         if not stands_still:
             self._agent_useful = now
 
+    def woke(self, now: float, slept: float) -> None:
+        """The machine was suspended for so many seconds: nobody here was silent meanwhile, or cut off."""
+        self._agent_seen = min(now, self._agent_seen + slept)
+        self._agent_reached = min(now, self._agent_reached + slept)
+        self._agent_useful = min(now, self._agent_useful + slept)
+
     def urge(self, now: float) -> None:
         """Something is new: a store that was away may answer again."""
         if self.away:

@@ -62,6 +62,7 @@ from nodeagent.lease.statefiles import (
 from nodeagent.lease.withdrawals import jobs_and_numbers
 from nodeagent.osutil.linux import bind_private, boot_id, boottime, hold_folder
 from nodeagent.osutil.stderr import lossy_stderr
+from nodeagent.osutil.suspend import Suspension, suspended
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 IDLE_EXIT = 5.0
@@ -86,7 +87,7 @@ def main() -> None:
     if lock is None:
         note(f"another lease process runs with {run}: this one ends")
         return
-    Process(run, lock, int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+    Process(run, lock, int(sys.argv[2]) if len(sys.argv) > 2 else None, Suspension(suspended)).run()
 
 
 def note(text: str) -> None:
@@ -94,9 +95,9 @@ def note(text: str) -> None:
 
 
 class Process:
-    """One life of it. ``lock``: its lock's file; ``ends_with``: a pidfd."""
+    """One life of it. ``lock``: its lock's file; ``ends_with``: a pidfd; ``suspension``: of this machine."""
 
-    def __init__(self, run: Path, lock: int, ends_with: int | None) -> None:
+    def __init__(self, run: Path, lock: int, ends_with: int | None, suspension: Suspension) -> None:
         self._folder, self._grants = lease_folder(run), grants_folder(run)
         self._lock, self._ends_with = lock, ends_with
         self._run_folder = hold_folder(run)
@@ -131,6 +132,7 @@ class Process:
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
         self._ended = False
         self._agent_seen = now
+        self._suspension = suspension
         self._written: dict[str, Grant] = {}
         self._look_for_pods = True
         """There may be others than in ``_pods``: at a start, after a word, and at each renewal, if a word was lost."""
@@ -142,6 +144,7 @@ class Process:
     def run(self) -> None:
         """Until there is nothing to do any more."""
         while True:
+            self._wake_up()
             self._take_order()
             self._bridge()
             self._read_answers()
@@ -154,6 +157,12 @@ class Process:
             self._pause()
 
     # --- what comes in
+
+    def _wake_up(self) -> None:
+        if slept := self._suspension.since():
+            self._suspension.note()
+            note(f"the machine was suspended for {slept:.0f} s")
+            self._core.woke(boottime(), slept)
 
     def _take_order(self) -> None:
         try:

@@ -84,6 +84,8 @@ class PodStatus(Record):
     newest."""
     fenced: bool = False
     """Workers of ``generation`` were stopped by the shim itself, since nobody granted it time."""
+    suspended: float = 0.0
+    """If ``fenced``: seconds for which the machine was suspended while that time passed."""
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     runtime_failed: bool = False
@@ -121,7 +123,7 @@ class PodStatus(Record):
     def starting(self, token: Token) -> PodStatus:
         """As long as an order to start this generation may still be on its way to the shim."""
         of_generation: dict[str, object] = {
-            "workers": (), "exits": (), "restarted": (), "fenced": False, "refused": "",
+            "workers": (), "exits": (), "restarted": (), "fenced": False, "suspended": 0.0, "refused": "",
             "runtime_failed": False, "taken": "", "written": "", "stepped": None, "stall": None, "lost": None,
             "waiting": (), "ready": (), "rounds": {}, "down": (),
         }  # fmt: skip

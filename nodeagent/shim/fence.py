@@ -24,15 +24,18 @@ from pathlib import Path
 
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader
 from nodeagent.osutil.linux import arm_timer, boottime, boottime_timer, kill_group, pidfd_ended
+from nodeagent.osutil.suspend import Suspension
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren, kill_below, reap, start_function
 
 
 class ProcessGuard:
     """Holds the pidfds of everything that may run only in granted time. ``record``: the pod's grant; where there is
-    none, there is no time."""
+    none, there is no time. ``suspension``: of this machine."""
 
-    def __init__(self, record: Path) -> None:
+    def __init__(self, record: Path, suspension: Suspension) -> None:
+        self.suspended = 0.0
+        """Seconds for which the machine was suspended while the time passed by which the fence acted last."""
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Readable after the fence has acted."""
         self._lock = threading.Lock()
@@ -40,6 +43,7 @@ class ProcessGuard:
         self._fenced: set[int] = set()
         self._reader = _open(record)
         self._until = 0.0
+        self._suspension = suspension
         self._timer = boottime_timer()
         self.watchdog = Watchdog(self._reader)
         threading.Thread(target=self._watch, name="fence", daemon=True).start()
@@ -54,6 +58,8 @@ class ProcessGuard:
         if grant.until != self._until:
             self._until = grant.until
             arm_timer(self._timer, grant.until)
+        if boottime() < grant.until:
+            self._suspension.note()
         return grant
 
     def _is_over(self) -> bool:
@@ -69,6 +75,7 @@ class ProcessGuard:
                 return True
             self._fenced.add(pid)
             kill_group(pid, pidfd)
+            self.suspended = self._suspension.since()
             return False
 
     def signal(self, pid: int, number: int, *, alone: bool = False) -> None:
@@ -107,6 +114,7 @@ class ProcessGuard:
                     if not pidfd_ended(pidfd):
                         self._fenced.add(pid)
                         kill_group(pid, pidfd)
+                self.suspended = self._suspension.since()
             os.eventfd_write(self.wake, 1)
 
 

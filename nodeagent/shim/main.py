@@ -24,6 +24,7 @@ from typing import Any
 from nodeagent.lease.grants import GrantAnswer, answer_file
 from nodeagent.osutil.linux import become_subreaper, boottime, write_atomic
 from nodeagent.osutil.stderr import lossy_stderr
+from nodeagent.osutil.suspend import Suspension, suspended
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.gang import LocalGang
 from nodeagent.shim.grace import Grace
@@ -61,7 +62,7 @@ class Shim:
             log_to(self.logs / "shim.log")
         (self.state / "errors").mkdir(exist_ok=True)
         record = Path(self.pod["grant"])
-        self.loop, self.guard, self.children = Loop(), ProcessGuard(record), ShimChildren()
+        self.loop, self.guard, self.children = Loop(), ProcessGuard(record, Suspension(suspended)), ShimChildren()
         self._answer = GrantAnswer(answer_file(record))
         self.writer, self._trouble = LogWriter(), ""
         """What writes logs, and what was wrong with that when it was looked at last."""
@@ -452,6 +453,7 @@ class Shim:
             "exits": gang.exits() if gang else [],
             "restarted": gang.restarts.reported if gang else [],
             "fenced": gang.fenced if gang else False,
+            "suspended": self.guard.suspended if gang and gang.fenced else 0.0,
             "refused": gang.refused if gang else "",
             "runtime_failed": gang.runtime_failed if gang else False,
             "taken": gang.taken if gang else "",

@@ -23,6 +23,8 @@ from nodeagent.plan.failure.blame import (
 )
 from nodeagent.pods.base import PodStatus
 
+LONGEST_SUSPENSION = 1e8
+"""Seconds: a shim, which is the job's user's, may say more."""
 STALL_TEXT = 200
 """Characters that are kept of each text in a stall."""
 STALL_TEXTS = 1 << 16
@@ -68,7 +70,9 @@ def read_report(status: PodStatus) -> PodReport | None:
         reason, output = without_output(status.refused)
         return PodReport(state="refused", reason=reason, error=output, runtime_failed=status.runtime_failed)
     if status.fenced:
-        return PodReport(state="fenced", exits=with_few_texts(status.exits))
+        slept = min(status.suspended, LONGEST_SUSPENSION)
+        reason = f"the machine was suspended for {slept:.0f} s" if slept > 0 else ""
+        return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=reason)
     if any(is_failure(e) for e in status.exits):
         return PodReport(state="failed", exits=with_few_texts(status.exits), taken=status.taken)
     done = [e for e in status.exits if not e.stopped and e.code == 0]

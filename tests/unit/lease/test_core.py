@@ -165,6 +165,22 @@ def test_an_agent_that_is_silent_for_long_has_its_workers_stopped_in_order() -> 
     assert run.core.departure == Departure("l1", 1, "e1", run.now, False, "its agent was silent for 30 s")
 
 
+def test_while_the_machine_is_suspended_nobody_is_silent() -> None:
+    """A laptop that was shut for an hour left its cluster, since its agent had been "silent for 3600 s"."""
+    run = Run()
+    run.renew()
+    run.go(3600)
+    run.core.woke(run.now, 3600.0)
+    run.renew()
+    assert (run.state, run.core.departure) == ("holding", None)
+    run.go(ORDER.patience - 1)
+    run.core.woke(run.now, 2.0 * ORDER.patience)
+    run.renew()
+    run.go(ORDER.patience + 0.1)
+    assert run.look() == "renew"
+    assert run.state == "stopping", "its agent's silence counts from the end of the suspension at the latest"
+
+
 def test_one_without_workers_gives_back_at_once_when_its_agent_was_silent_for_long() -> None:
     core = Core(100.0)
     core.take(100.0, ORDER)

@@ -50,8 +50,9 @@ import os, resource, sys
 from pathlib import Path
 from nodeagent.lease.main import Process
 from nodeagent.lease.statefiles import lease_folder, take_lock
+from nodeagent.osutil.suspend import Suspension
 lease_folder(Path(sys.argv[1])).mkdir()
-process = Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None)
+process = Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None, Suspension(lambda: 0.0))
 free = os.open(os.devnull, os.O_RDONLY)
 os.close(free)
 resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
@@ -122,9 +123,10 @@ import socket, sys
 from pathlib import Path
 from nodeagent.lease import main
 from nodeagent.lease.statefiles import lease_folder, take_lock
+from nodeagent.osutil.suspend import Suspension
 main.TURN = 0.01
 lease_folder(Path(sys.argv[1])).mkdir()
-process = main.Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None)
+process = main.Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None, Suspension(lambda: 0.0))
 ours, theirs = socket.socketpair()
 ours.setblocking(False)
 
@@ -149,3 +151,26 @@ def test_datagrams_are_looked_for_only_where_some_have_arrived(tmp_path: Path) -
     """A look that finds none is an error to be made and dropped, twice each heartbeat."""
     done = subprocess.run([sys.executable, "-c", PORT, str(tmp_path)], capture_output=True, text=True, timeout=BOUND)
     assert done.stdout.split() == ["0", "0", "0", "1", "1"], done.stderr
+
+
+SUSPENDED = """
+import sys
+from pathlib import Path
+from nodeagent.lease import main
+from nodeagent.lease.statefiles import lease_folder, take_lock
+from nodeagent.osutil.suspend import Suspension
+main.IDLE_EXIT, main.TURN, looks = 0.2, 0.02, iter([5.0, 5.0])
+lease_folder(Path(sys.argv[1])).mkdir()
+suspension = Suspension(lambda: next(looks, 3605.0))
+process = main.Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None, suspension)
+process._core.woke = lambda now, slept: print("slept", slept)
+process.run()
+"""
+
+
+def test_a_suspension_is_noted_once_and_counts_as_nobodys_silence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUSPENDED, str(tmp_path)], capture_output=True, text=True, timeout=BOUND
+    )
+    assert done.stdout == "slept 3600.0\n", done.stderr
+    assert done.stderr.count("the machine was suspended for 3600 s") == 1

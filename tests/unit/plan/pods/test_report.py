@@ -45,6 +45,21 @@ def test_what_a_hook_printed_is_apart_from_why_the_pod_could_not_start(refused: 
     assert read_report(status) == PodReport(state="refused", reason=reason, error=error)
 
 
+@pytest.mark.parametrize(
+    ("slept", "reason"),
+    [
+        (0.0, ""),
+        (3600.4, "the machine was suspended for 3600 s"),
+        (1e300, "the machine was suspended for 100000000 s"),
+        (-5.0, ""),
+    ],
+)
+def test_a_fence_that_a_suspension_set_off_says_so(slept: float, reason: str) -> None:
+    """The number is the shim's word, which is its user's."""
+    status = PodStatus(uid="u", phase="exited", fenced=True, suspended=slept)
+    assert read_report(status) == PodReport(state="fenced", reason=reason)
+
+
 def test_a_start_that_came_too_late_is_no_fault_of_the_jobs() -> None:
     late = "the order to start came too late"
     status = PodStatus.model_validate({"uid": "u", "phase": "exited", "refused": late, "fenced": True})
