@@ -73,6 +73,9 @@ PLAN: Graph = {
 }
 """The same inside of ``plan``: each of its packages, and its modules beside them."""
 
+BESIDE = ("nodeagent.entry",)
+"""Modules of no package: the programs' entry points, each of which loads its program once it is called."""
+
 CORE = ("model", "osutil", "spec", "trust", "store", "lease", "shim", "pods", "plan", "agent")
 """What no job runs without."""
 READ_FIRST = ("model", "store", "lease", "shim", "pods", "plan", "agent")
@@ -149,7 +152,8 @@ def _module(name: str, every: Collection[str]) -> str:
 
 def package_graph(graph: Graph, inside: str = "") -> dict[str, set[str]]:
     """The arrows between the packages of these modules; ``inside`` of one package (``nodeagent.plan``) those between
-    its packages, and its modules beside them. ``nodeagent`` itself, which has the version alone, is none."""
+    its packages, and its modules beside them. ``nodeagent`` itself, which has the version alone, is none, nor is what
+    is ``BESIDE``."""
     found: dict[str, set[str]] = {}
     for module, imported in graph.items():
         if package := _package(module, inside):
@@ -161,7 +165,8 @@ def package_graph(graph: Graph, inside: str = "") -> dict[str, set[str]]:
 def _package(module: str, inside: str) -> str:
     depth = inside.count(".") + 1
     parts = module.split(".")
-    return parts[depth] if len(parts) > depth and module.startswith(inside) else ""
+    named = len(parts) > depth and module.startswith(inside) and module not in BESIDE
+    return parts[depth] if named else ""
 
 
 def circle(graph: Graph) -> list[str]:

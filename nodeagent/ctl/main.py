@@ -179,19 +179,15 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The tool, to the end of the process."""
     cli(prog_name="nodeagentctl")
 
 
 def run_main() -> None:
-    """The console script ``nodeagent-run``: exits with 2 for a wrong command line, like torchrun."""
+    """``nodeagent-run``: exits with 2 for a wrong command line, like torchrun."""
     from nodeagent.ctl.run import as_torchrun
 
     def call() -> Any:
         return as_torchrun.main(prog_name="nodeagent-run", standalone_mode=False)
 
     end_as(call, {**RUN_CODES, Exit.USAGE: Exit.USAGE})
-
-
-if __name__ == "__main__":
-    main()

@@ -182,7 +182,7 @@ def test_a_scale_out_shows_what_it_waits_for(still: LiveAgent) -> None:
     still.do(lambda: still.view.form(job, 2))
     still.do(still.view.refresh)
     still.view.reasons = ("runs on 2 of 3 nodes: n3 is getting ready",)
-    words = [sys.executable, "-m", "nodeagent.ctl.main", "--agent", still.socket, "scale", "digits", "3"]
+    words = [sys.executable, "-m", "nodeagent.ctl", "--agent", still.socket, "scale", "digits", "3"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
         assert tool.stderr is not None
         assert tool.stderr.readline() == "digits: running: runs on 2 of 3 nodes: n3 is getting ready\n"

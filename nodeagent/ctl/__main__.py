@@ -1,0 +1,5 @@
+"""``python -m nodeagent.ctl``: as ``nodeagentctl``."""
+
+from nodeagent.entry import tool
+
+tool()
