@@ -107,10 +107,10 @@ class Process:
         before = read_pulse(pulse_file(self._folder))
         self._pulse = PulseWriter(self._folder)
         self._wake = _listen(wake_socket(self._folder))
-        self._saved = read_departure(self._folder)
-        self._withdrawn = read_withdrawn(self._folder)
-        """As it was written."""
         now = boottime()
+        self._saved = read_departure(self._folder, now)
+        self._withdrawn = read_withdrawn(self._folder, now)
+        """As it was written."""
         self._pods = grant_keys(self._grants)
         granted = {key: read_grant_of(self._grants, key).until for key in self._pods}
         last = before.last if before is not None else None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 from nodeagent.lease.core import Departure, LeaseState
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
-from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
+from nodeagent.lease.withdrawals import LONGEST_NUMBER, MOST, NOTHING_WITHDRAWN, Withdrawal, Withdrawals
 from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
@@ -108,7 +108,10 @@ def read_status(folder: Path) -> LeaseStatus | None:
     data = _read(folder / "status.json")
     if data is None or data.keys() != set(LeaseStatus._fields) or data["state"] not in STATES:
         return None
-    return LeaseStatus(data["state"], data["why"], tuple(data["of"]))
+    match data["why"], data["of"]:
+        case [str(why), [str(life), int(start), str(era)]]:
+            return LeaseStatus(data["state"], why, (life, start, era))
+    return None
 
 
 # --- what runs without the store
@@ -188,10 +191,15 @@ def write_departure(folder: Path, departure: Departure | None) -> None:
         write_atomic(folder / "departure.json", json.dumps(departure._asdict()), durable=False)
 
 
-def read_departure(folder: Path) -> Departure | None:
-    """None also for one that another version wrote. Raises OSError where there is no looking."""
+def read_departure(folder: Path, now: float) -> Departure | None:
+    """None also for one that another version wrote, or that is damaged. Raises OSError where there is no looking."""
     data = _read(folder / "departure.json")
-    return None if data is None or data.keys() != set(Departure._fields) else Departure(**data)
+    if data is None or data.keys() != set(Departure._fields):
+        return None
+    found = Departure(**data)
+    texts = (found.life, found.era, found.why)
+    whole = all(isinstance(text, str) for text in texts) and type(found.start) is int and type(found.at_once) is bool
+    return found if whole and _has_been(found.stop_before, now) else None
 
 
 # --- what is taken back
@@ -202,18 +210,36 @@ def write_withdrawn(folder: Path, withdrawn: Withdrawals) -> None:
     write_atomic(folder / "withdrawn.json", json.dumps(withdrawn._asdict()), durable=False)
 
 
-def read_withdrawn(folder: Path) -> Withdrawals:
-    """None also of what another version wrote. Raises OSError where there is no looking."""
+def read_withdrawn(folder: Path, now: float) -> Withdrawals:
+    """Nothing also of what another version wrote, or of what is damaged anywhere. Raises OSError where there is no
+    looking."""
     data = _read(folder / "withdrawn.json")
     if data is None or data.keys() != set(Withdrawals._fields):
         return NOTHING_WITHDRAWN
-    return Withdrawals(data["life"], {uid: Withdrawal(*one) for uid, one in data["jobs"].items()})
+    life, jobs = data["life"], data["jobs"]
+    if not isinstance(life, str) or not isinstance(jobs, dict) or len(jobs) > MOST:
+        return NOTHING_WITHDRAWN
+    found = {uid: withdrawal for uid, one in jobs.items() if (withdrawal := _withdrawal(one, now)) is not None}
+    return Withdrawals(life, found) if len(found) == len(jobs) else NOTHING_WITHDRAWN
+
+
+def _withdrawal(data: object, now: float) -> Withdrawal | None:
+    match data:
+        case [int(number), int() | float() as at, bool(over)] if number is not True and _has_been(at, now):
+            return Withdrawal(number, at, over) if 0 < number < 10**LONGEST_NUMBER else None
+    return None
+
+
+def _has_been(at: Any, now: float) -> bool:
+    """A time since the boot that is over."""
+    return type(at) in (int, float) and 0 <= at <= now
 
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
+        with file.open("rb") as opened:
+            data = json.loads(opened.read(MOST_BYTES))
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 

@@ -11,7 +11,6 @@ import pytest
 from nodeagent.lease.core import Departure
 from nodeagent.lease.order import LeaseOrder, Server, Tls, order_file, read_order, remove_order, script_of, write_order
 from nodeagent.lease.statefiles import (
-    NOBODY,
     NOT_BRIDGED,
     Bridged,
     LeaseStatus,
@@ -32,7 +31,7 @@ from nodeagent.lease.statefiles import (
     write_status,
     write_withdrawn,
 )
-from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, Withdrawal, Withdrawals
+from nodeagent.lease.withdrawals import Withdrawal, Withdrawals
 from tests.descriptors import seen_with
 from tests.unit.lease.build import ORDER as PLAIN
 from tests.unit.lease.build import SOURCES
@@ -57,11 +56,16 @@ def test_without_a_descriptor_nothing_counts_as_not_written(tmp_path: Path) -> N
     PulseWriter(tmp_path).beat(pulse)
     withdrawn = Withdrawals("l1", {"u1": Withdrawal(4, 12.5)})
     write_withdrawn(tmp_path, withdrawn)
-    looks = ((read_departure, departure), (read_status, status), (read_pulse, pulse), (read_withdrawn, withdrawn))
+    looks: tuple[tuple[Callable[[], object], object], ...] = (
+        (lambda: read_departure(tmp_path, 20.0), departure),
+        (lambda: read_status(tmp_path), status),
+        (lambda: read_pulse(pulse_file(tmp_path)), pulse),
+        (lambda: read_withdrawn(tmp_path, 20.0), withdrawn),
+    )
     for look, written in looks:
 
-        def sees(look: Callable[[Path], object] = look, written: object = written) -> None:
-            assert look(pulse_file(tmp_path) if look is read_pulse else tmp_path) == written
+        def sees(look: Callable[[], object] = look, written: object = written) -> None:
+            assert look() == written
 
         assert seen_with(sees, 2) == [False, True]
 
@@ -111,40 +115,6 @@ def test_an_order_of_another_version_is_reported(tmp_path: Path, change: dict[st
     order_file(tmp_path).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
     with pytest.raises(TypeError):
         read_order(tmp_path, "b")
-
-
-def test_a_departure_is_kept_until_there_is_none(tmp_path: Path) -> None:
-    assert read_departure(tmp_path) is None
-    departure = Departure("l1", 2, "e1", 12.5, True, "why")
-    write_departure(tmp_path, departure)
-    assert read_departure(tmp_path) == departure
-    for _ in range(2):
-        write_departure(tmp_path, None)
-        assert read_departure(tmp_path) is None
-
-
-def test_what_is_taken_back_stays_so(tmp_path: Path) -> None:
-    assert read_withdrawn(tmp_path) == NOTHING_WITHDRAWN
-    withdrawn = Withdrawals("l1", {"u1": Withdrawal(4, 12.5), "u2": Withdrawal(7, 13.5, True)})
-    write_withdrawn(tmp_path, withdrawn)
-    assert read_withdrawn(tmp_path) == withdrawn
-    (tmp_path / "withdrawn.json").write_text("{}")
-    assert read_withdrawn(tmp_path) == NOTHING_WITHDRAWN
-
-
-def test_what_it_reported(tmp_path: Path) -> None:
-    assert read_status(tmp_path) is None
-    for status in (LeaseStatus("left", "why", ("l1", 2, "e1")), LeaseStatus("idle", "", NOBODY)):
-        write_status(tmp_path, status)
-        assert read_status(tmp_path) == status
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "gone", "why": "", "of": []}', '{"state": "left"}'])
-def test_what_cannot_be_read_was_not_reported(tmp_path: Path, text: str) -> None:
-    for name in ("status.json", "departure.json"):
-        (tmp_path / name).write_text(text)
-    assert read_status(tmp_path) is None
-    assert read_departure(tmp_path) is None
 
 
 def test_what_runs_without_the_store_and_where_it_is_asked(tmp_path: Path) -> None:
