@@ -604,6 +604,17 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
     )
 
 
+def _killed_shim(job: Json) -> str:
+    """What to look at if the newest fault is that a pod died; else empty."""
+    ends = [g["ended_by"] for g in job["generations"] if g["ended_by"] is not None]
+    if not ends or ends[-1]["kind"] != "pod_failed" or not ends[-1]["text"].startswith("the pod died"):
+        return ""
+    return (
+        f"see what ended the shim, a Python process of the job's user, on {ends[-1]['node']}: often the job's own code "
+        "(pkill python, killall, kill -1), or the kernel for lack of memory (journalctl -k)"
+    )
+
+
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
     members = job["failsafe_members"]
@@ -619,6 +630,8 @@ def _next(job: Json) -> list[str]:
         step = "correct what Why says, then submit it again; no worker of it ran, so there is no output"
     elif phase == "failed" and job["reason"].startswith("its time limit"):
         step = "give it more: a longer time_limit, or a checkpoint to go on from; then submit it again"
+    elif phase == "failed" and (look := _killed_shim(job)):
+        step = f"{look}; then submit it again"
     elif phase == "failed":
         step = f"correct what failed (nodeagentctl logs {name} --tail 50), then submit it again"
     elif phase == "stopped":
@@ -651,6 +664,8 @@ def _next(job: Json) -> list[str]:
         step = f"see what its processes on {stuck[0]} wait for ({look}): they do not end, even with SIGKILL"
     elif left := _outliving(job):
         step = _ends_outliving(job, left)
+    elif look := _killed_shim(job):
+        step = f"if its pod dies again, {look}. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:

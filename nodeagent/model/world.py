@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from operator import attrgetter
+from signal import Signals
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -159,6 +160,14 @@ class Starved(Record):
     """Bytes, swapped ones included, that the pod had lately and that nobody could take from it."""
     total: Annotated[Whole, Field(gt=0)]
     """Bytes of memory and swap that there are for all pods of the node, or for the whole machine."""
+
+
+def signal_words(number: int) -> str:
+    """``SIGKILL (9)``; of one without a name ``signal 35``."""
+    try:
+        return f"{Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
 
 
 class WorkerExit(Record):

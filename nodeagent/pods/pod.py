@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.model.pod import PodPhase
-from nodeagent.model.world import Token
+from nodeagent.model.world import Token, signal_words
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, start_time
 from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there
@@ -135,6 +135,8 @@ class PodHandle:
         """Known before a shim is found, and where none is."""
         self._why_killed, self._killed_at = "", 0.0
         """Of a shim that this host gave up, and the loop's time of it."""
+        self._signal = 0
+        """That ended the shim, where it was our child."""
         self._helping = set[asyncio.Task[None]]()
         """Root's part in ending what a living shim may not, or cannot."""
         self._fenced: Token | None = None
@@ -219,7 +221,7 @@ class PodHandle:
         self._unwatch()
         if self._process is not None:
             code = self._process.wait()  # a readable pidfd: it does not block
-            self._may_pass = self._spoke or code != NOT_ALLOWED
+            self._may_pass, self._signal = self._spoke or code != NOT_ALLOWED, max(0, -code)
             self._process = None
         self._link.close()
         self.sweep()
@@ -333,7 +335,8 @@ class PodHandle:
 
     @property
     def _why_dead(self) -> str:
-        return self._why_killed or "the shim died"
+        by = f"its shim was killed by {signal_words(self._signal)}, not by nodeagent" if self._signal else ""
+        return self._why_killed or by or "the shim died"
 
     async def _why_not_started(self) -> str:
         """Not empty."""

@@ -19,7 +19,7 @@ from operator import itemgetter
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.world import BRIEF, Generation, PodReport, Starved, WorkerExit
+from nodeagent.model.world import BRIEF, Generation, PodReport, Starved, WorkerExit, signal_words
 from nodeagent.plan.cluster import natural
 
 REFORM_CODES = frozenset({101, 102})
@@ -91,10 +91,7 @@ def describe(exited: WorkerExit) -> str:
         return f"exit code {exited.code}"
     if exited.signal == signal.SIGKILL and (known := OUT_OF_MEMORY.search(exited.error)):
         return f"SIGKILL (9), {known[1]}"
-    try:
-        return f"{signal.Signals(exited.signal).name} ({exited.signal})"
-    except ValueError:
-        return f"signal {exited.signal}"
+    return signal_words(exited.signal)
 
 
 def farewell(exits: Iterable[WorkerExit]) -> str:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from nodeagent.api.serializers import budget_entry_json
 from nodeagent.ctl.jobtext import _budget, blame_lines, job_lines
 from tests.unit.ctl import samples
 
+SPENT = budget_entry_json(1, samples.SPEND)
 NEVER_RAN: dict[str, Any] = {
     "generation": None, "active": None, "budget": {}, "failsafe_members": {}, "started": None, "first_active": None,
     "outcome": None, "reason": "no node can run it: n1 cannot run it: no command 'pyton'",
@@ -67,3 +69,24 @@ def test_nodes_that_are_left_out_are_named_once_and_only_while_the_job_may_use_t
 def test_who_has_not_run_ran_for_no_time() -> None:
     (age,) = [line for line in job_lines(samples.detail(samples.job("failed", **NEVER_RAN))) if line.startswith("Age")]
     assert age == "Age:         1h1m; has not run; restarted once"
+
+
+def test_where_a_shim_was_killed_the_jobs_own_code_is_looked_at() -> None:
+    """Next was to correct what the output says, of which there was none; or nothing was wrong."""
+    text = "the pod died on n2: its shim was killed by SIGTERM (15), not by nodeagent"
+    died = {"kind": "pod_failed", "text": text, "node": "n2", "rank": None, "exit": None, "error": ""}
+    look = (
+        "see what ended the shim, a Python process of the job's user, on n2: often the job's own code (pkill python, "
+        "killall, kill -1), or the kernel for lack of memory (journalctl -k)"
+    )
+
+    def step(job: dict[str, Any], **end: Any) -> str:
+        rows = [*job["generations"][:-1], job["generations"][-1] | {"ended_by": SPENT | died | end}]
+        return job_lines(job | {"generations": rows})[-1].removeprefix("Next:").strip()
+
+    failed, runs = samples.detail(samples.FAILED), samples.detail(samples.job())
+    assert step(failed) == f"{look}; then submit it again"
+    assert step(runs) == f"if its pod dies again, {look}. Follow it: nodeagentctl logs digits -f"
+    refused = "the pod could not start on n2: hook pre_start failed"
+    assert "nodeagentctl logs digits --tail 50" in step(failed, text=refused)
+    assert "nodeagentctl logs digits --tail 50" in step(failed, kind="worker_failed")

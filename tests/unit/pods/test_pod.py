@@ -44,6 +44,7 @@ from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
 
 BOUND = 20.0
+KILLED = "its shim was killed by SIGKILL (9), not by nodeagent"
 
 
 class Fake:
@@ -526,11 +527,11 @@ async def test_a_look_that_does_not_come_back_is_reported_and_waited_for(
         shim.process.kill()
         await shim.until(lambda: shim.handle.status.phase == "stuck")
         why = "the look at this machine's processes takes more than 0.02 s"
-        assert shim.handle.status.reason == f"the shim died, and what it left behind cannot be looked at: {why}"
+        assert shim.handle.status.reason == f"{KILLED}, and what it left behind cannot be looked at: {why}"
         assert not shim.handle.may_restart
         look.gate.set()
         await shim.until(lambda: shim.handle.status.phase == "gone")
-        assert (look.count, shim.handle.may_restart, shim.handle.status.reason) == (1, True, "the shim died")
+        assert (look.count, shim.handle.may_restart, shim.handle.status.reason) == (1, True, KILLED)
 
 
 async def test_a_look_that_fails_is_reported_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +542,7 @@ async def test_a_look_that_fails_is_reported_and_made_again(tmp_path: Path, monk
     monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
     async with fake(tmp_path, Sweeper(look)) as shim:
         await dies_and_is_stuck(shim)
-        why = "the shim died, and what it left behind cannot be looked at: too many open files"
+        why = f"{KILLED}, and what it left behind cannot be looked at: too many open files"
         assert shim.handle.status.reason == why
         look.error = None
         await shim.until(lambda: shim.handle.status.phase == "gone")
@@ -566,7 +567,7 @@ async def test_a_cgroup_that_cannot_be_looked_at_is_looked_at_again(
         shim.handle._cgroup = PodCgroup(tmp_path / "none")
         await dies_and_is_stuck(shim)
         why = "what it left behind cannot be looked at: [Errno 24] Too many open files"
-        assert shim.handle.status.reason == f"the shim died, and {why}"
+        assert shim.handle.status.reason == f"{KILLED}, and {why}"
         full.clear()
         await shim.until(lambda: shim.handle.status.phase == "gone")
 
@@ -580,7 +581,7 @@ async def test_what_does_not_end_is_looked_for_less_often_once_it_is_reported(
     monkeypatch.setattr(pod, "STUCK_EVERY", 0.5)
     async with fake(tmp_path, Sweeper(look)) as shim:
         await dies_and_is_stuck(shim)
-        assert shim.handle.status.reason == "the shim died, and processes 7, 8 do not end, even with SIGKILL"
+        assert shim.handle.status.reason == f"{KILLED}, and processes 7, 8 do not end, even with SIGKILL"
         often = look.count
         await asyncio.sleep(0.25)
         assert look.count == often > 1
@@ -835,3 +836,29 @@ async def test_why_a_shim_could_not_start_is_not_waited_for_on_a_disk_that_hangs
         log, hang = tmp_path / "logs" / "shim.log", f"0 earlier looks for uid {os.geteuid()} have not come back"
         why = f"the shim could not start: its own words in {log} cannot be read: {hang}"
         assert (shim.handle.status.reason, shim.handle.status.passing) == (why, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGTERM, "its shim was killed by SIGTERM (15), not by nodeagent"),
+        (signal.SIGRTMIN + 1, "its shim was killed by signal 35, not by nodeagent"),
+    ],
+)
+async def test_a_signal_of_somebody_elses_that_ends_a_shim_is_named(tmp_path: Path, number: int, reason: str) -> None:
+    """A job whose own code ran ``pkill python`` was restarted again and again, since "the shim died"."""
+    async with fake(tmp_path) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        shim.process.send_signal(number)
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert shim.handle.status.reason == reason
+
+
+async def test_a_shim_that_nodeagent_kills_died_of_that(tmp_path: Path) -> None:
+    async with fake(tmp_path) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        shim.handle.give_up("its shim is not reached")
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert shim.handle.status.reason == "its shim is not reached"
