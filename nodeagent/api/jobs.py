@@ -175,6 +175,7 @@ class JobRoutes:
             "why": [*([store_waits] if store_waits else []), *unreachable, *self.view.explain(job.uid)],
             "unreachable": unreachable,
             "store_waits": store_waits,
+            "refused": job.uid in cluster.refused,
             "way_out": way_out(job, cluster),
             "policies_due": policies_due(job, cluster),
             "setbacks": setbacks_json(job, cluster),

@@ -645,6 +645,8 @@ def _next(job: Json) -> list[str]:
         )
     elif job["store_waits"]:
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
+    elif job["refused"]:
+        step = "do what Why says: the agent that was asked does not act on the job's record as it is"
     elif phase in ("paused", "pausing") and job["desired"] == "pause":
         step = f"run it again: nodeagentctl resume {name}"
     elif silent:

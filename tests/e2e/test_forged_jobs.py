@@ -244,6 +244,32 @@ def test_one_that_has_ended_and_is_made_new_again(shared: Cluster, intruder: Int
     shared.ctl("delete", "kept")
 
 
+def test_one_that_was_stopped_and_whose_record_says_that_it_runs(
+    shared: Cluster, intruder: Intruder, healthy: None
+) -> None:
+    """The record is whole, as it was while it ran: signatures, generation, acknowledgements. No node runs it, and
+    nobody says that nothing is wrong with it."""
+    file, command = marker(shared, "revived")
+    uid = submit(shared, "revived", command)["uid"]
+    shared.until_running("revived", 1)
+    until_ran(shared, file, 1)
+    running = intruder.read(uid)
+    assert running["phase"] == "running"
+    shared.ctl("stop", "revived", "--timeout", "60s")
+    before = counted(shared, "ended")
+    intruder.write(running)
+    shared.until(lambda: "ended before" in reason_of(shared, "revived"), 20, "refused")
+    time.sleep(SETTLED)
+    assert logged(shared, uid) == [("n1", "ended"), ("n2", "ended")]
+    assert counted(shared, "ended") == {node: count + 1 for node, count in before.items()}
+    described = shared.ctl("describe", "revived").stdout
+    assert "this job has ended before" in described
+    assert described.splitlines()[-1].startswith("Next:        do what Why says"), "it said that nothing is wrong"
+    assert file.read_text() == "ran\n"
+    shared.ctl("delete", "revived", "--timeout", "60s")
+    shared.until(lambda: not intruder.redis.exists(f"{intruder.prefix}job:{uid}"), 20, "it is removed")
+
+
 def test_a_changed_request(shared: Cluster, intruder: Intruder, healthy: None) -> None:
     """A paused job is made to run, to be three times as large, and to restart, by nobody who may."""
     file, command = marker(shared, "paused")

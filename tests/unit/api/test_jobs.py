@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import jobs, serializers
 from nodeagent.api.server import ApiServer
-from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.plan.queueing.queue import places
 from tests.unit.api.fakes import FakeView, spec
 
@@ -118,3 +119,10 @@ async def test_the_list_and_the_detail_say_the_same_of_a_job(view: Turning) -> N
     same = [[{k: v for k, v in one.items() if k != "age"} for one in rows] for rows in (listed, details)]
     assert same[0] == [{key: one[key] for key in shown} for one, shown in zip(same[1], same[0], strict=True)]
     assert listed[0]["lent"]["state"] == "stopped" and listed[1]["lent"] is None
+
+
+async def test_the_detail_says_whether_the_record_is_refused(view: Turning) -> None:
+    view._cluster = replace(view.cluster(), refused={"u0": Refusal("ended", "it has ended before", False)})
+    async with counted(view) as session:
+        details = [await (await session.get(f"/v1/jobs/j{n}")).json() for n in (0, 1)]
+    assert [(one["refused"], "ended" in one["reason"]) for one in details] == [(True, True), (False, False)]

@@ -271,6 +271,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "setbacks": setbacks_json(record, shown),
         **start_json(record, shown, NOW),
         "store_waits": "",
+        "refused": False,
         "no_progress": "",
         "unreachable": [],
         "limits": None,

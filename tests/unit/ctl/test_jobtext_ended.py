@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.api.serializers import budget_entry_json
 from nodeagent.ctl.jobtext import _budget, blame_lines, job_lines
+from nodeagent.model.job import Phase
 from tests.unit.ctl import samples
 
 SPENT = budget_entry_json(1, samples.SPEND)
@@ -90,3 +91,10 @@ def test_where_a_shim_was_killed_the_jobs_own_code_is_looked_at() -> None:
     refused = "the pod could not start on n2: hook pre_start failed"
     assert "nodeagentctl logs digits --tail 50" in step(failed, text=refused)
     assert "nodeagentctl logs digits --tail 50" in step(failed, kind="worker_failed")
+
+
+@pytest.mark.parametrize("phase", ["running", "queued", "holding", "forming", "paused"])
+def test_of_a_job_whose_record_is_refused_nobody_says_that_nothing_is_wrong(phase: Phase) -> None:
+    """Somebody wrote the record of a stopped job back as running: Next was to follow its output."""
+    last = job_lines(samples.detail(samples.job(phase)) | {"refused": True})[-1]
+    assert last == "Next:        do what Why says: the agent that was asked does not act on the job's record as it is"
