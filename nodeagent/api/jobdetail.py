@@ -24,6 +24,7 @@ from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import asked, ruled_out
 from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.failing import failing_nodes
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.setbacks import in_words, left_out
 from nodeagent.plan.queueing.dependencies import blocked
@@ -166,6 +167,14 @@ def setbacks_json(job: JobRecord, cluster: Cluster) -> list[Json]:
     return [
         {"node": n, "text": in_words(job, found[n][0]), "left": round(left[n], 1)} for n in sorted(found, key=natural)
     ]
+
+
+def failing_node(job: JobRecord, cluster: Cluster) -> str:
+    """The node that is blamed for the job's failure, if job after job fails there at its start; else empty."""
+    entry = job.budget.get(str(job.last_number))
+    if job.phase != "failed" or entry is None or entry.node not in failing_nodes(cluster):
+        return ""
+    return entry.node
 
 
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:

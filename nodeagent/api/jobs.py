@@ -27,6 +27,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.jobdetail import (
     AuditTail,
     alone_json,
+    failing_node,
     generations,
     policies_due,
     setbacks_json,
@@ -176,6 +177,7 @@ class JobRoutes:
             "unreachable": unreachable,
             "store_waits": store_waits,
             "refused": job.uid in cluster.refused,
+            "failing_node": failing_node(job, cluster),
             "way_out": way_out(job, cluster),
             "policies_due": policies_due(job, cluster),
             "setbacks": setbacks_json(job, cluster),

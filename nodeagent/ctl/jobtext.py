@@ -630,6 +630,13 @@ def _next(job: Json) -> list[str]:
         step = "correct what Why says, then submit it again; no worker of it ran, so there is no output"
     elif phase == "failed" and job["reason"].startswith("its time limit"):
         step = "give it more: a longer time_limit, or a checkpoint to go on from; then submit it again"
+    elif phase == "failed" and job["failing_node"]:
+        node = job["failing_node"]
+        step = (
+            f"see whether it is the job's fault (nodeagentctl logs {name} --tail 50) or that of {node}, where job "
+            f"after job fails at its start (nodeagentctl diag {node}; nodeagentctl cordon {node} --reason TEXT); "
+            "then submit it again"
+        )
     elif phase == "failed" and (look := _killed_shim(job)):
         step = f"{look}; then submit it again"
     elif phase == "failed":

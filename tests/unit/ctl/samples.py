@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.api.jobdetail import alone_json, generations, policies_due, setbacks_json, start_json, way_out
+from nodeagent.api.jobdetail import (
+    alone_json,
+    failing_node,
+    generations,
+    policies_due,
+    setbacks_json,
+    start_json,
+    way_out,
+)
 from nodeagent.api.queues import queue_json
 from nodeagent.api.serializers import job_json, node_json
 from nodeagent.model.constraints import Constraints
@@ -272,6 +280,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         **start_json(record, shown, NOW),
         "store_waits": "",
         "refused": False,
+        "failing_node": failing_node(record, shown),
         "no_progress": "",
         "unreachable": [],
         "limits": None,

@@ -98,3 +98,13 @@ def test_of_a_job_whose_record_is_refused_nobody_says_that_nothing_is_wrong(phas
     """Somebody wrote the record of a stopped job back as running: Next was to follow its output."""
     last = job_lines(samples.detail(samples.job(phase)) | {"refused": True})[-1]
     assert last == "Next:        do what Why says: the agent that was asked does not act on the job's record as it is"
+
+
+def test_where_job_after_job_fails_the_node_is_looked_at_too() -> None:
+    """Next was to correct the job alone, which had been given a broken node, the only free one."""
+    last = job_lines(samples.detail(samples.FAILED) | {"failing_node": "n2"})[-1]
+    assert last == (
+        "Next:        see whether it is the job's fault (nodeagentctl logs digits --tail 50) or that of n2, where job "
+        "after job fails at its start (nodeagentctl diag n2; nodeagentctl cordon n2 --reason TEXT); then submit it "
+        "again"
+    )
