@@ -161,12 +161,12 @@ class DoctorRoutes:
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
         """One look at a time, whose answer all get who ask meanwhile: it connects to every node."""
-        from nodeagent.doctor.cluster import ask_peers
+        from nodeagent.doctor.cluster import PEER_BOUND, ask_peers
 
         if self._looking is None or self._looking.done():
             nodes = self.view.cluster().nodes.items()
             asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
-            self._looking = asyncio.ensure_future(ask_peers(asked, self.view.config.ports.rendezvous[0]))
+            self._looking = asyncio.ensure_future(ask_peers(asked, self.view.config.ports.rendezvous[0], PEER_BOUND))
         return await asyncio.shield(self._looking)
 
 

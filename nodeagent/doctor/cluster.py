@@ -26,8 +26,9 @@ ALL_BOUND = 10.0
 AT_ONCE = 128
 
 
-async def ask_peers(addresses: Mapping[str, str], port: int, bound: float = PEER_BOUND) -> tuple[PeerAnswer, ...]:
-    """``addresses``: node to address. Asks all in parallel; a peer that did not answer in time is unknown."""
+async def ask_peers(addresses: Mapping[str, str], port: int, bound: float) -> tuple[PeerAnswer, ...]:
+    """``addresses``: node to address; ``bound``: seconds for one of them. Asks all in parallel; a peer that did not
+    answer in time is unknown."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(node: str, address: str) -> PeerAnswer:

@@ -66,7 +66,8 @@ _PORT, _USER = struct.Struct("!4xH"), struct.Struct("=64xI")
 """Of linux/netlink.h and linux/inet_diag.h."""
 
 
-def _asked_for() -> dict[int, set[int]]:
+def ask_kernel() -> dict[int, set[int]]:
+    """Ports that somebody listens on, with the users (uids) who do. Raises OSError where it does not list them."""
     found: dict[int, set[int]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -120,9 +121,10 @@ def user_of(
         return None
 
 
-def listeners(ask: Callable[[], dict[int, set[int]]] = _asked_for) -> dict[int, set[int]]:
-    """Ports that somebody listens on, with the users (uids) who do. In a hundredth of the time that the tables take,
-    for which the kernel goes through all places where a connection could be. Raises OSError."""
+def listeners(ask: Callable[[], dict[int, set[int]]]) -> dict[int, set[int]]:
+    """Ports that somebody listens on, with the users (uids) who do; ``ask``: ``ask_kernel``, or what stands for it.
+    That takes a hundredth of the time that the tables do, for which the kernel goes through all places where a
+    connection could be. Raises OSError."""
     try:
         return ask()
     except OSError:  # a kernel without that way to ask

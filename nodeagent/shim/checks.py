@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import passing, write_atomic
-from nodeagent.shim.container import RuntimeMissingError, find_runtime, remove_left
+from nodeagent.shim.container import ASK_BOUND, RuntimeMissingError, find_runtime, remove_left
 from nodeagent.shim.environment import ModulesError, base_environment, read_env_file, with_modules
 from nodeagent.shim.processes import RLIMITS, limit_value
 
@@ -97,7 +97,7 @@ def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
 def _runtime(container: Mapping[str, Any], base: Mapping[str, str], cwd: str) -> dict[str, str]:
     """By the environment before the job's own, which is for the inside."""
     try:
-        return find_runtime(container, base, cwd)
+        return find_runtime(container, base, cwd, ASK_BOUND)
     except RuntimeMissingError as error:
         unfit = UnfitError(f"container: {error}", 127)
         unfit.passing = error.passing

@@ -67,10 +67,9 @@ class RuntimeMissingError(Exception):
         self.passing = passing
 
 
-def find_runtime(
-    container: Mapping[str, Any], env: Mapping[str, str], cwd: str, bound: float = ASK_BOUND
-) -> dict[str, str]:
-    """Of the node: ``program``, and podman's ``init``. Looks whether the image is there. Raises RuntimeMissingError."""
+def find_runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str, bound: float) -> dict[str, str]:
+    """Of the node: ``program``, and podman's ``init``. Looks whether the image is there; podman may take ``bound``
+    seconds to say so. Raises RuntimeMissingError."""
     names = ("podman",) if container["runtime"] == "podman" else ("apptainer", "singularity")
     program = next(filter(None, (shutil.which(name, path=env["PATH"]) for name in names)), None)
     if program is None:

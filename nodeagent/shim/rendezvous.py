@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Set
 from typing import Any
 
-from nodeagent.osutil.tcp import TABLES, listeners, owners, sockets
+from nodeagent.osutil.tcp import TABLES, ask_kernel, listeners, owners, sockets
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.processes import watched
@@ -75,7 +75,7 @@ def taken(host: str, ports: Iterable[int], me: int, others: Callable[[], Set[int
     if not held:
         return ""
     try:
-        users = {port: uids for port, uids in listeners().items() if port in held}
+        users = {port: uids for port, uids in listeners(ask_kernel).items() if port in held}
         strange = {port: uids for port, uids in users.items() if me not in uids}
         mine = others() if strange else set[int]()
         hidden = held - users.keys()

@@ -99,7 +99,7 @@ def test_who_asks_meanwhile_gets_the_answer_of_the_same_look(agent: LiveAgent, m
     """32 callers at once had the agent connect to each node 32 times."""
     looks, gate, client = list[int](), threading.Event(), Client([agent.socket])
 
-    async def ask_peers(_addresses: object, port: int) -> tuple[()]:
+    async def ask_peers(_addresses: object, port: int, bound: float) -> tuple[()]:
         looks.append(port)
         await asyncio.to_thread(gate.wait, 30)
         return ()

@@ -53,7 +53,7 @@ async def test_no_route() -> None:
 
 
 async def test_nobody_to_ask() -> None:
-    assert await ask_peers({}, 29400) == ()
+    assert await ask_peers({}, 29400, 1.0) == ()
 
 
 async def test_who_asks_while_the_store_is_inspected_gets_the_same_findings() -> None:

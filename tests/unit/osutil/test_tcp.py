@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from nodeagent.osutil.tcp import SocketAddress, holders, listeners, owners, user_of, whose
+from nodeagent.osutil.tcp import SocketAddress, ask_kernel, holders, listeners, owners, user_of, whose
 
 
 def unseen(_own: SocketAddress, _other: SocketAddress) -> int | None:
@@ -29,7 +29,7 @@ def test_listeners_are_the_same_however_the_kernel_is_asked() -> None:
     ):
         bound.bind(("127.0.0.1", 0))
         ports = [one.getsockname()[1] for one in (four, six, client, bound)]
-        for found in (listeners(), listeners(unknown)):
+        for found in (listeners(ask_kernel), listeners(unknown)):
             assert [found.get(port) for port in ports] == [me, me, None, None]
         assert owners(ports) == {os.getuid(): set(ports[:3])}, "and what is connected has an owner, too"
 

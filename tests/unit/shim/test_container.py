@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.shim.container import MOST_REMOVED, Containers, RuntimeMissingError, find_runtime, remove_left
+from nodeagent.shim.container import ASK_BOUND, MOST_REMOVED, Containers, RuntimeMissingError, find_runtime, remove_left
 from tests.descriptors import seen_with
 
 BASE = {"PATH": "/usr/bin", "HOME": "/home/u", "LANG": "C.UTF-8", "USER": "u"}
@@ -96,7 +96,7 @@ def test_a_value_that_podman_could_only_take_in_the_place_of_its_own_is_refused(
 
 def test_the_recorded_shells_word_for_a_remote_podman_does_not_count(tmp_path: Path) -> None:
     env = fake(tmp_path, 'test -z "$CONTAINER_HOST"') | {"CONTAINER_HOST": "ssh://x"}
-    assert find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path))
+    assert find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path), ASK_BOUND)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_a_node_says(tmp_path: Path) -> None:
             (tmp_path / name).write_text("#!/bin/sh\n[ $1 = ps ] || { echo broken store >&2; exit 125; }\n")
             (tmp_path / name).chmod(0o755)
         with pytest.raises(RuntimeMissingError) as caught:
-            find_runtime({"runtime": runtime, "image": image}, {"PATH": str(tmp_path)}, str(tmp_path))
+            find_runtime({"runtime": runtime, "image": image}, {"PATH": str(tmp_path)}, str(tmp_path), ASK_BOUND)
         return str(caught.value)
 
     assert reason("apptainer", "/t.sif").startswith("apptainer was not found in PATH")
@@ -172,7 +172,10 @@ def test_only_a_plain_answer_of_podmans_is_final(tmp_path: Path, script: str, re
 
 def test_what_earlier_pods_left_is_no_part_of_the_check(tmp_path: Path) -> None:
     env = fake(tmp_path, '[ "$1" = image ] || { touch asked; exit 125; }')
-    assert find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path))["program"] == f"{tmp_path}/podman"
+    assert (
+        find_runtime({"runtime": "podman", "image": "t"}, env, str(tmp_path), ASK_BOUND)["program"]
+        == f"{tmp_path}/podman"
+    )
     assert not (tmp_path / "asked").exists()
 
 
