@@ -41,6 +41,7 @@ from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved, seen
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
+from nodeagent.api.standing import workers_time
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
@@ -101,7 +102,7 @@ class JobRoutes:
     def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
         health = self.view.health()
         planned = self._planned(job, cluster, places(cluster), health.store_waits)
-        lent = lent_json(job, self.view.node, health, self.view.pods().get(job.uid))
+        lent = lent_json(workers_time(job, self.view.node, health, self.view.pods().get(job.uid)))
         row = job_json(job, cluster, pods, time.time(), not answered, self._names.shown, planned)
         return row | {"lent": lent} | planned
 
@@ -119,7 +120,7 @@ class JobRoutes:
         node, health, here, now = self.view.node, self.view.health(), self.view.pods(), time.time()
 
         def row(job: JobRecord) -> Json:
-            lent, plan = lent_json(job, node, health, here.get(job.uid)), planned[job.uid]
+            lent, plan = lent_json(workers_time(job, node, health, here.get(job.uid))), planned[job.uid]
             found = job_json(job, cluster, pods[job.uid], now, not answered, self._names.shown, plan)
             return shown_to(found | {"lent": lent} | plan, seen=auth.may_see(who, job))
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.agent.gauges import node_state
-from nodeagent.agent.view import AgentHealth
 from nodeagent.api.auth import DATABASE
+from nodeagent.api.standing import WorkersTime, beside_the_gang, unpublished
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord
 from nodeagent.model.node import NodeRecord
@@ -27,7 +27,6 @@ from nodeagent.plan.pods.report import without_output
 from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.repair import described
-from nodeagent.pods.base import PodStatus
 from nodeagent.store.messages import Unread
 
 API_VERSION = "nodeagent/v1"
@@ -86,89 +85,62 @@ def _reported_workers(member: Member, report: PodReport | None, over: bool) -> l
     return out
 
 
-def _pod(
-    role: str,
-    node: str,
-    state: PodState | None,
-    member: Member | None,
-    generation: Generation | None,
-    report: PodReport | None,
-    live: bool,
-) -> Json:
-    over = generation is not None and generation.state == "ended"
-    fresh = state is not None and (member is None or generation is None or state.generation == generation.number)
-    own = member.role_names if member is not None else ""
-    if state is not None and (fresh or report is None):
-        return {
-            "role": own or state.role,
-            "node": node,
-            "phase": state.phase,
-            "reason": state.reason,
-            "generation": state.generation,
-            "shim_pid": state.shim_pid,
-            "fork_server_pid": state.fork_server_pid,
-            "snapshot_bytes": state.snapshot_bytes,
-            "preforked": state.preforked,
-            "preforked_memory": state.preforked_memory,
-            "workers": [_worker(w, member if fresh else None) for w in state.workers],
-        }
-    if over or (report is not None and report.state != "running"):
-        phase, reason = "exited", "" if report is None else report.reason
-    else:
-        phase, reason = ("preparing", "") if live else ("gone", f"node {node} is silent")
+def _published_pod(state: PodState, member: Member | None, fresh: bool) -> Json:
+    """``fresh``: it is of the member's generation."""
     return {
-        "role": own or role,
-        "node": node,
+        "role": (member.role_names if member is not None else "") or state.role,
+        "node": state.node,
+        "phase": state.phase,
+        "reason": state.reason,
+        "generation": state.generation,
+        "shim_pid": state.shim_pid,
+        "fork_server_pid": state.fork_server_pid,
+        "snapshot_bytes": state.snapshot_bytes,
+        "preforked": state.preforked,
+        "preforked_memory": state.preforked_memory,
+        "workers": [_worker(w, member if fresh else None) for w in state.workers],
+    }
+
+
+def _reported_pod(role: str, member: Member, number: int, phase: str, reason: str, workers: list[Json]) -> Json:
+    return {
+        "role": member.role_names or role,
+        "node": member.node,
         "phase": phase,
         "reason": reason,
-        "generation": 0 if generation is None else generation.number,
+        "generation": number,
         "shim_pid": None,
         "fork_server_pid": None,
         "snapshot_bytes": 0,
         "preforked": 0,
         "preforked_memory": 0,
-        "workers": [] if member is None else _reported_workers(member, report, over),
+        "workers": workers,
     }
 
 
 def pods_json(
-    job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], away: bool = False
+    job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], away: bool
 ) -> tuple[list[Json], list[Json]]:
     """(pods of the gang, by rank, then those that are still stopping; spares that are ready). ``away``: the store could
     not be asked for published pods."""
-    role, generation = job.spec.role_names, job.generation
-    members = generation.ordered() if generation is not None else ()
-    ended = job.phase in TERMINAL
+    generation, asked = job.generation, job.spec.role_names
     reported = dict(generation.reports) if generation is not None else {}
     if generation is not None and job.last_number == generation.number:
         reported = dict(job.last_reports) | reported
-    gang = [
-        _pod(
-            role,
-            m.node,
-            published.get(m.node),
-            m,
-            generation,
-            reported.get(m.node),
-            cluster.live(m.node, m.life) or ended,
-        )
-        for m in members
-    ]
-    for pod in gang:
-        if away and pod["node"] not in published and pod["phase"] == "preparing":
-            pod |= {"phase": "unknown", "reason": "the store does not answer"}
-    named = {m.node for m in members}
-    spares: list[Json] = []
-    holders = set(generation.holders) if generation is not None else set()
-    for node in sorted(set(published) - named):
-        pod = _pod(role, node, published[node], None, None, None, cluster.live(node))
-        if node in holders:
-            gang.append(pod)
-        elif cluster.live(node) and all(w["state"] == "exited" for w in pod["workers"]):
-            spares.append(pod)
-        # Otherwise the node published it before it left the gang, and the store keeps it until it expires: nothing
-        # runs
-    return gang, spares
+    members = generation.ordered() if generation is not None else ()
+    gang = []
+    for m in members:
+        assert generation is not None
+        state, report, over = published.get(m.node), reported.get(m.node), generation.state == "ended"
+        if state is not None and (state.generation == generation.number or report is None):
+            gang.append(_published_pod(state, m, state.generation == generation.number))
+            continue
+        live = cluster.live(m.node, m.life) or job.phase in TERMINAL
+        phase, reason = unpublished(m.node, report, over=over, live=live, asked=not away or state is not None)
+        gang.append(_reported_pod(asked, m, generation.number, phase, reason, _reported_workers(m, report, over)))
+    stopping, spares = beside_the_gang(job, cluster, published)
+    gang += [_published_pod(published[node], None, False) for node in stopping]
+    return gang, [_published_pod(published[node], None, False) for node in spares]
 
 
 def job_json(
@@ -290,24 +262,9 @@ def _failsafe_members(job: JobRecord, cluster: Cluster) -> list[Json]:
     return [{"node": node, "live": cluster.live(node)} for node in sorted(job.failsafe_members, key=natural)]
 
 
-def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | None) -> Json | None:
-    """On which time the job's workers on this ``node`` run while the store is unreachable: ``lent`` time, or their
-    node's own ``lease``. Or: they get none and stop soon (``refused``), they are ``stopped``, or they are
-    ``elsewhere``. None while the store answers, and for a job that does not train."""
-    generation = job.generation
-    if health.store_away_since is None or job.phase in TERMINAL or generation is None or generation.state != "active":
-        return None
-    lent, why = health.lent.get(job.uid, 0.0), health.not_lent.get(job.uid, "")
-    left = max(lent, health.lease_left)
-    if node not in generation.members:
-        state, left = "elsewhere", 0.0
-    elif pod is None or pod.quiet:
-        state, left = "stopped", 0.0
-    elif why:
-        state = "refused"
-    else:
-        state = "lent" if lent else "lease"
-    return {"state": state, "node": node, "left": round(left, 1), "why": why}
+def lent_json(time: WorkersTime | None) -> Json | None:
+    """On whose time the job's workers on the asked node run."""
+    return None if time is None else time._asdict() | {"left": round(time.left, 1)}
 
 
 def _scale(job: JobRecord, cluster: Cluster) -> Json | None:

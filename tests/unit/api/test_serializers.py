@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from nodeagent.api.serializers import job_json, pods_json, shown_to
+from nodeagent.api.serializers import job_json, lent_json, pods_json, shown_to
+from nodeagent.api.standing import WorkersTime
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport
@@ -38,27 +39,33 @@ PUBLISHED = {
 
 
 def test_a_node_that_left_the_gang_is_not_in_it_whatever_the_store_still_keeps() -> None:
-    gang, spares = pods_json(RECORD, CLUSTER, PUBLISHED)
+    gang, spares = pods_json(RECORD, CLUSTER, PUBLISHED, away=False)
     assert [p["node"] for p in gang] == ["n1"]
     assert [p["node"] for p in spares] == ["n3"], "n2 runs nothing any more, n4 is silent"
 
 
+def test_time_is_shown_to_a_tenth_of_a_second() -> None:
+    shown = {"state": "lease", "node": "n1", "left": 1.2, "why": ""}
+    assert lent_json(WorkersTime("lease", "n1", 1.24, "")) == shown
+    assert lent_json(None) is None
+
+
 def test_a_node_that_is_still_stopping_is_shown() -> None:
     generation = GENERATION.model_copy(update={"holders": {"n2": make_holder("n2", "l")}})
-    gang, _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, PUBLISHED)
+    gang, _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, PUBLISHED, away=False)
     assert [(p["node"], p["generation"]) for p in gang] == [("n1", 2), ("n2", 1)]
 
 
 def test_workers_of_a_pod_that_succeeded_have_exited_0() -> None:
     """Its report does not list them."""
     generation = GENERATION.model_copy(update={"reports": {"n1": PodReport(state="succeeded")}})
-    (pod, *_), _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, {})
+    (pod, *_), _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, {}, away=False)
     assert (pod["phase"], [(w["state"], w["exit"]) for w in pod["workers"]]) == ("exited", [("exited", 0)])
     generation = generation.model_copy(update={"state": "ended", "reports": {}})
     over = RECORD.model_copy(
         update={"generation": generation, "last_number": 2, "last_reports": {"n1": PodReport(state="succeeded")}}
     )
-    (pod, *_), _ = pods_json(over, CLUSTER, {})
+    (pod, *_), _ = pods_json(over, CLUSTER, {}, away=False)
     assert [(w["state"], w["exit"]) for w in pod["workers"]] == [("exited", 0)]
 
 

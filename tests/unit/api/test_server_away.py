@@ -6,21 +6,19 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
-import pytest
 
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
 from nodeagent.api.errors import HICCUP, store_away, what_goes_on
-from nodeagent.api.serializers import lent_json, pods_json
+from nodeagent.api.serializers import pods_json
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
-from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.errors import waits_for
 from tests.unit.api.fakes import FakeView, spec
@@ -37,48 +35,13 @@ def health(since: float | None = 100.0, lease_left: float = 0.0, **more: Any) ->
     )  # fmt: skip
 
 
-def pod(phase: Literal["running", "exited"] = "running") -> PodStatus:
-    return PodStatus(uid=UID, phase=phase)
-
-
-CASES: list[tuple[str, AgentHealth, PodStatus | None, str, tuple[str, float, str]]] = [
-    ("own lease still", health(lease_left=1.24), pod(), "n1", ("lease", 1.2, "")),
-    ("lent", health(lent={UID: 2.1}), pod(), "n1", ("lent", 2.1, "")),
-    (
-        "refused",
-        health(lease_left=0.7, not_lent={UID: "n2 is leaving"}),
-        pod(),
-        "n1",
-        ("refused", 0.7, "n2 is leaving"),
-    ),
-    ("refused since", health(lent={UID: 1.5}, not_lent={UID: "no"}), pod(), "n1", ("refused", 1.5, "no")),
-    ("stopped", health(not_lent={UID: "no"}), pod("exited"), "n1", ("stopped", 0.0, "no")),
-    ("no pod", health(), None, "n1", ("stopped", 0.0, "")),
-    ("not a member", health(lease_left=1.0), None, "n3", ("elsewhere", 0.0, "")),
-]
-
-
-@pytest.mark.parametrize(("_case", "now", "here", "node", "answered"), CASES, ids=[c[0] for c in CASES])
-def test_on_whose_time(
-    _case: str, now: AgentHealth, here: PodStatus | None, node: str, answered: tuple[str, float, str]
-) -> None:
-    state, left, why = answered
-    assert lent_json(samples.job(), node, now, here) == {"state": state, "node": node, "left": left, "why": why}
-
-
-def test_nothing_is_reported_of_time_while_the_store_answers_or_nothing_trains() -> None:
-    assert lent_json(samples.job(), "n1", health(since=None), pod()) is None
-    assert lent_json(samples.FAILED, "n1", health(), None) is None
-    assert lent_json(samples.HOLDING, "n1", health(), None) is None
-
-
 def test_pods_that_could_not_be_asked_for_are_unknown() -> None:
     job = samples.job()
     own = {"n1": samples.published(job)["n1"]}
     gang, _ = pods_json(job, samples.cluster(job), own, away=True)
     assert [(p["node"], p["phase"]) for p in gang] == [("n1", "running"), ("n2", "unknown")]
     assert gang[1]["reason"] == "the store does not answer"
-    gang, _ = pods_json(job, samples.cluster(job), own)
+    gang, _ = pods_json(job, samples.cluster(job), own, away=False)
     assert gang[1]["phase"] == "preparing"
 
 
