@@ -20,6 +20,7 @@ from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
 from nodeagent.store.scripts import who
 from nodeagent.store.whois import parse_info
+from tests.submitting import submit_one
 
 AGENTS = 5
 """Members that are real, and nodes outside their job that are."""
@@ -204,13 +205,13 @@ class Crew:
 
     async def submit(self) -> JobRecord:
         spec = records.spec("train", 1, len(self.gang))
-        return await self.store.submit(self.uid, spec, 1000, 1.0, "ann", "")
+        return await submit_one(self.store, self.uid, spec, 1000, 1.0, "ann", "")
 
     async def queue(self, jobs: int) -> None:
         """Jobs that wait for nodes."""
         for i in range(jobs):
             spec = records.spec(f"wait-{i}", records.WANTED, records.WANTED)
-            await self.store.submit(f"{i:032x}", spec, 1000, 1.0, "ann", "")
+            await submit_one(self.store, f"{i:032x}", spec, 1000, 1.0, "ann", "")
 
     async def propose(self, job: JobRecord) -> JobRecord:
         members = {name: records.member(rank, name) for rank, name in enumerate(self.gang)}

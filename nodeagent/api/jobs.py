@@ -1,4 +1,4 @@
-"""Jobs over HTTP: list, show, submit, and the changes that operators make (written by ``jobwriter.py``).
+"""Jobs over HTTP: list, show, and the changes that operators make (written by ``jobwriter.py``).
 
 A change reads the record, decides the new control, and writes it under the revision it read. Must never write what was
 decided on a record that has changed since.
@@ -10,19 +10,16 @@ import asyncio
 import json
 import re
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.accounting import job_use
 from nodeagent.api.admission import may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
-from nodeagent.api.batches import Batches, read
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobdetail import (
     AuditTail,
@@ -35,24 +32,21 @@ from nodeagent.api.jobdetail import (
     waits,
     way_out,
 )
-from nodeagent.api.jobwriter import JobWriter, anew, noted
+from nodeagent.api.jobwriter import JobWriter, anew
 from nodeagent.api.limits import JobSizes, owner_json, spec_bytes
-from nodeagent.api.once import as_asked, earlier, once
+from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved, seen
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
 from nodeagent.api.standing import workers_time
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import TERMINAL, JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.placing.topology import placed_text, placement_asked
 from nodeagent.plan.queueing.queue import places
-from nodeagent.plan.queueing.room import never
-from nodeagent.spec.jobcheck import mistakes, too_much
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.client import MOST_JOBS
 from nodeagent.store.messages import QuotaClaims
@@ -73,7 +67,6 @@ class JobRoutes:
         self._throttle, self.sizes, self._names = throttle, JobSizes(MOST_JOBS, spec_bytes), names
         self._audit = AuditTail(view)
         self._writer = JobWriter(view, names)
-        self._batches = Batches(view, self._writer)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -81,7 +74,6 @@ class JobRoutes:
         return [
             web.get("/v1/jobs", self.index),
             web.get("/v1/history", self.history),
-            web.post("/v1/jobs", self.submit),
             web.get("/v1/jobs/{job}", self.show),
             web.delete("/v1/jobs/{job}", self.delete),
             web.post(change + "scale", self._scale("scale")),
@@ -91,7 +83,6 @@ class JobRoutes:
             web.post(change + "resume", self._simple(intents.resume)),
             web.post(change + "restart", self._simple(intents.restart)),
             web.post(change + "stop", self._simple(intents.stop)),
-            *self._batches.table(),
         ]
 
     async def _json(self, job: JobRecord) -> Json:
@@ -198,67 +189,6 @@ class JobRoutes:
         detail |= start_json(job, cluster, time.time())
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
 
-    async def submit(self, request: web.Request) -> web.Response:
-        """POST /v1/jobs {spec, request_id, dry_run}, or {jobs, submitter, request_id, dry_run} (``batches.read``)."""
-        who = await auth.caller(request, self.view.config.jobs)
-        asked = await requests.read(request, "spec", "jobs", "submitter", "dry_run")
-        if "jobs" in asked:
-            return await self._batches.submit(who, asked, read(asked, _read_spec))
-        written = _read_spec(asked.get("spec"))
-        if asked.get("dry_run") is True:
-            return self._tried(await self._writer.admitted(who, written))
-        one, era = once(requests.request_id(asked), "submit", who.uid, as_asked(written)), self.view.era
-        if (made := await earlier(self.view.store, one)) is not None:
-            await self.view.refresh()  # else a job that is not in the view yet would be taken for one that is gone
-            return await self._submitted(await self._first(made.subject), era)
-        spec = await self._writer.admitted(who, written)
-        noted(self.view.cluster(), {spec.name})
-        uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
-
-        async def admit() -> list[JobSpec]:
-            return [await self._writer.admitted(who, written)]
-
-        async def write(specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
-            (spec,) = specs
-            return await self.view.store.submit(
-                uid, spec, who.uid, now, who.name, one.request,
-                control=seal.control(uid, first_control(spec, who.name, None)),
-                admission=seal.admit(uid, who.uid, spec, now, self.view.node),
-                era=self.view.era, quota=limits.quota(who, self.view.config.limits), claims=claims, did=one.did(),
-            )  # fmt: skip
-
-        return await self._submitted(await self._writer.written(who, [spec], admit, write), era)
-
-    def _tried(self, spec: JobSpec) -> web.Response:
-        """The answer to a dry run."""
-        taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
-        if taken:
-            raise ApiError(
-                "state",
-                f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
-                "choose another name",
-            )
-        unmet = never(self.view.cluster(), spec)
-        return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
-
-    async def _first(self, uid: str) -> JobRecord:
-        """The job that a request submitted before."""
-        try:
-            return await find_any_job(self.view, uid)
-        except ApiError as error:
-            if error.code != "not_found":
-                raise
-            raise ApiError(
-                "not_found",
-                "the job that this request submitted is not there any more",
-                "submit it anew, with another request id",
-            ) from None
-
-    async def _submitted(self, job: JobRecord, era: str) -> web.Response:
-        disks = await saved(self.view, job.rev, era)
-        unmet = never(self.view.cluster(), job.spec)
-        return web.json_response(await self._json(job) | {"unmet": unmet} | disks, status=201)
-
     def _scale(self, verb: intents.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
 
@@ -351,17 +281,3 @@ class JobRoutes:
             intent(job)  # says that it has ended
         await self.view.store.remove(job.uid, who.name)
         return web.json_response(await self._json(job) | {"changed": True})
-
-
-def _read_spec(value: object) -> JobSpec:
-    if not isinstance(value, dict):
-        raise ApiError("usage", "spec is missing", "send {spec: {...}, request_id: ...}")
-    if value.get("after") or value.get("array"):
-        raise ApiError("usage", "after and array stand beside the spec", "send {jobs: [{spec, after, array}]}")
-    problems = too_much(value)  # first, since what follows runs in the loop
-    if not problems:
-        try:
-            return JobSpec.from_json(json.dumps(value))
-        except ValidationError as wrong:
-            problems = mistakes(wrong)
-    raise ApiError("spec", "the job's spec is not right", "correct it; nothing was submitted", problems=problems)

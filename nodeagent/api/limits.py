@@ -103,8 +103,10 @@ def within_quota(who: Caller, quota: Quota, new: Sequence[tuple[JobSpec, int]]) 
     if size > quota.bytes:
         raise ApiError(
             "limit",
-            f"these jobs would take {size} bytes or more, and limits.job_bytes allows {who.name} {quota.bytes}",
-            "submit fewer at once, or put long texts into files that the nodes can read; nothing was submitted",
+            f"{'this job' if count == 1 else 'these jobs'} would take {size} bytes or more, and limits.job_bytes "
+            f"allows {who.name} {quota.bytes}",
+            f"{'' if count == 1 else 'submit fewer at once, or '}put long texts into files that the nodes can read; "
+            "nothing was submitted",
         )
 
 

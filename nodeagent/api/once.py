@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 
 from nodeagent.api.errors import ApiError
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import Submission
 from nodeagent.store.base import Store
 from nodeagent.store.messages import Answer
 
@@ -36,10 +36,11 @@ def once(request: str, verb: str, *figures: object) -> Once:
     return Once(request, f"{verb}:{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
 
-def as_asked(spec: JobSpec) -> dict[str, object]:
+def as_asked(job: Submission) -> dict[str, object]:
     """What makes it this job and no other, for any sender and any place: without ``begin``, which may be counted from
     now."""
-    return spec.model_dump(mode="json", exclude={"submitter", "begin"})
+    spec = job.spec.model_dump(mode="json", exclude={"submitter", "begin"})
+    return spec | {"after": dict(job.after), "array": job.array}
 
 
 async def earlier(store: Store, asked: Once) -> Answer | None:

@@ -27,6 +27,7 @@ from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
+from nodeagent.api.arrays import ArrayRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
 from nodeagent.api.connections import BACKLOG, Guests, LoopbackGuests, ServerFactory, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
@@ -42,6 +43,7 @@ from nodeagent.api.remote import Doorkeeper, RemoteConnections, door_middleware,
 from nodeagent.api.requests import MAX_BODY, encoding_middleware, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
+from nodeagent.api.submit import SubmitRoutes
 from nodeagent.api.throttle import Throttle, throttle_middleware
 from nodeagent.api.windows import WindowRoutes
 from nodeagent.osutil.linux import refuse_descriptors
@@ -106,9 +108,9 @@ def create_app(
         app.router.add_routes(noun(view).table())
     jobs = JobRoutes(view, throttle, users)
     app.router.add_routes(jobs.table())
-    app.router.add_routes(QueueRoutes(view, users).table())
+    for of_users in (SubmitRoutes, ArrayRoutes, QueueRoutes, AccountingRoutes):
+        app.router.add_routes(of_users(view, users).table())
     app.router.add_routes(DoctorRoutes(view, throttle, jobs.sizes).table())
-    app.router.add_routes(AccountingRoutes(view, users).table())
     return app
 
 

@@ -158,23 +158,26 @@ def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
         if private:
             spec = _with_shell(spec)
         after = _submitted(client, spec, asked["request_id"])
-        mention_unsaved(f"job/{after['name']} submit", after)
+        mention_unsaved(f"job/{spec.name} submit", after)
         if detach:
             echo(f"job/{spec.name}")
             return 0
-        outputs = _outputs(stack, rules, asked["log_dir"], spec, client, after["uid"])
+        (job,) = after["jobs"]
+        outputs = _outputs(stack, rules, asked["log_dir"], spec, client, job["uid"])
         if manner.plain:
             printer: Printer = PlainPrinter(spec.role.name, os.environ.get(PREFIX_TEMPLATE), outputs=outputs)
         else:
             printer = Printer(outputs=outputs)
         session = Session(client, stays=not private, stop_on=stop_on)
-        session.begin(after, printer)
+        session.begin(job, printer)
         return session.follow()
 
 
 def _submitted(client: Client, spec: JobSpec, request_id: str | None) -> Json:
+    from nodeagent.model.jobspec import Submission
+
     try:
-        return send(client, spec, request_id)
+        return send(client, [Submission(spec)], request_id)
     except CtlError as error:
         if error.kind == UNKNOWN_OUTCOME and request_id is None:  # asked again, the job would have another name
             error.next_step = (

@@ -19,7 +19,7 @@ from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
-    from nodeagent.model.jobspec import JobSpec, Submission, Submitter
+    from nodeagent.model.jobspec import Submission, Submitter
 
 Json = dict[str, Any]
 
@@ -66,13 +66,9 @@ def read_jobs(file: str) -> list[Submission]:
     return read_file(file, "job file", "nothing was submitted", parse)
 
 
-def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:
-    """Submit a job. While workers of an ended job of that name still stop, wait for them. Raises ``CtlError``."""
-    return _send(client, spec.name, request_id, spec=spec.model_dump(mode="json"), **more)
-
-
-def send_all(client: Client, jobs: list[Submission], request_id: str | None = None, **more: object) -> Json:
-    """Submit all jobs or none. Waits and raises like ``send``."""
+def send(client: Client, jobs: list[Submission], request_id: str | None = None, **more: object) -> Json:
+    """Submit all of these jobs, or none. While workers of an ended job of such a name still stop, wait for them. Raises
+    ``CtlError``."""
     rows = [
         {
             "spec": job.spec.model_dump(mode="json", exclude={"submitter"}),
@@ -83,20 +79,16 @@ def send_all(client: Client, jobs: list[Submission], request_id: str | None = No
         for job in jobs
     ]
     submitter = jobs[0].spec.submitter.model_dump(mode="json")
-    return _send(client, jobs[0].spec.name, request_id, jobs=rows, submitter=submitter, **more)
-
-
-def _send(client: Client, name: str, request_id: str | None, **body: object) -> Json:
     give_up = time.monotonic() + STOPPING_WAIT
     waits = False
     while True:
         try:
-            return client.change("POST", "/v1/jobs", request_id, **body)
+            return client.change("POST", "/v1/jobs", request_id, jobs=rows, submitter=submitter, **more)
         except CtlError as error:
             if error.kind != STOPPING or time.monotonic() >= give_up:
                 raise
             if not waits:
-                echo(f"job/{name} waits: {error.message}", err=True)
+                echo(f"job/{jobs[0].spec.name} waits: {error.message}", err=True)
             waits = True
         time.sleep(STOPPING_POLL)
 
@@ -144,18 +136,14 @@ def submit(
     Prints each name; follow a job with `logs -f`.
     """
     jobs = [_guessed(job) for job in _with_options(read_jobs(file), after, array)]
-    if len(jobs) > 1 or jobs[0].after or jobs[0].array or jobs[0].begin_in is not None:
-        _submit_all(connect(ctx), jobs, request_id, dry_run)
-        return
-    spec = jobs[0].spec
-    done = send(connect(ctx), spec, request_id, dry_run=dry_run)
-    _say_unmet([(spec.name, done)])
+    done = send(connect(ctx), jobs, request_id, dry_run=dry_run)
+    _say_unmet((job["spec"]["name"] if dry_run else job["name"], job) for job in done["jobs"])
     if dry_run:
-        dump(done["spec"], "yaml")
-        echo(f"job/{spec.name} would be submitted (dry run)", err=True)
+        _print(done)
         return
-    echo(f"job/{done['name']} submitted (uid {done['uid']})")
-    demand_saved(f"job/{done['name']} submit", done)
+    for job in done["jobs"]:
+        echo(f"job/{job['name']} submitted (uid {job['uid']})")
+    demand_saved(f"job/{done['jobs'][0]['name']} submit" if len(done["jobs"]) == 1 else "submit", done)
 
 
 def _say_unmet(jobs: Iterable[tuple[str, Json]]) -> None:
@@ -168,20 +156,14 @@ def _say_unmet(jobs: Iterable[tuple[str, Json]]) -> None:
             echo(f"job/{names[0]}{more} until nodes come that will do: {unmet}", err=True)
 
 
-def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, dry_run: bool) -> None:
-    done = send_all(client, jobs, request_id, dry_run=dry_run)
-    _say_unmet((job["spec"]["name"] if dry_run else job["name"], job) for job in done["jobs"])
-    if dry_run:
-        for job in done["jobs"]:
-            if len(done["jobs"]) > 1:
-                echo("---")
-            dump({"submitter": done["submitter"]} | job["spec"], "yaml")
-            times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
-            echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)
-        return
-    for job in done["jobs"]:
-        echo(f"job/{job['name']} submitted (uid {job['uid']})")
-    demand_saved("submit", done)
+def _print(dry_run: Json) -> None:
+    """What would be submitted."""
+    for i, job in enumerate(dry_run["jobs"]):
+        if i:
+            echo("---")
+        dump(job["spec"] | {"submitter": dry_run["submitter"]}, "yaml")
+        times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
+        echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)
 
 
 @click.command(short_help="Check a job file; report every mistake.")

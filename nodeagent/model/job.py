@@ -102,11 +102,6 @@ class Control(Record):
         return frozenset(self.scale.leaving) if self.scale is not None else frozenset()
 
 
-def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
-    """The control of a job at its submission."""
-    return signed or Control(rev=1, target=spec.nodes.target, by=by)
-
-
 Number = Annotated[str, Field(pattern=r"^[0-9]{1,310}$")]
 """A generation's number as the key of a map: as many digits as a number of the store's scripts can have."""
 Day = Annotated[str, Field(pattern=r"^-?[0-9]{1,6}$")]

@@ -46,7 +46,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota
-from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
@@ -263,48 +262,28 @@ class Store(Protocol):
 
     async def submit(
         self,
-        uid: str,
-        spec: JobSpec,
-        owner: int,
-        wall: float,
-        by: str,
-        request: str,
-        *,
-        control: Control | None = None,
-        admission: Admission | None = None,
-        era: str = "",
-        quota: Quota | None = None,
-        claims: QuotaClaims | None = None,
-        did: str = "",
-    ) -> JobRecord:
-        """A new job, queued, with this control of rev 1. None: run at the spec's target (unsigned, for a cluster
-        without admission). The job does not start before its ``begin`` as seen at ``wall``. Refused if a live job has
-        that name (``name_taken``), or if an ended one still has holders that have not lapsed or is lendable
-        (``stopping``); both refusals name its uid and phase. An ended job of that name is removed. Refused if the
-        owner's jobs with this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims``
-        are old (``stale``). ``era``: of the caller's view; of another store than this it is refused (``stale``): that
-        may have lost jobs. The same ``request`` or uid again returns the first reply's job; ``did`` is what
-        ``request()`` later returns. Event JobSubmitted.
-
-        Of every step that takes a ``request``: its ``did`` begins with a word that says which change it is, and the
-        request of a change of another word is refused (``stale``: ``request()`` tells what it was used for)."""
-        ...
-
-    async def submit_all(
-        self,
-        did: str,
         jobs: Sequence[NewJob],
         owner: int,
         wall: float,
         by: str,
         request: str,
+        did: str = "",
         *,
         era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
-    ) -> str:
-        """Several jobs in one step: makes each of them as ``submit`` does, or none if one is refused. Their names
-        differ. Returns the ``did`` of the first call with this ``request``."""
+    ) -> tuple[str, int]:
+        """New jobs, queued: all of them, or none if one is refused. Their names differ. A job does not start before
+        its ``begin`` as seen at ``wall``. Refused if a live job has its name (``name_taken``), or if an ended one still
+        has holders that have not lapsed or is lendable (``stopping``); both refusals name its uid and phase. An ended
+        job of that name is removed. Refused if the owner's jobs with these, without those that they replace, exceed
+        ``quota`` (``limit``), and if ``claims`` are old (``stale``). ``era``: of the caller's view; of another store
+        than this it is refused (``stale``): that may have lost jobs. Returns the uid of the first job, and a revision
+        at which they are written: of those that the same ``request``, or a job of that uid, made first. ``did`` is
+        what ``request()`` later returns. Event JobSubmitted for each.
+
+        Of every step that takes a ``request``: its ``did`` begins with a word that says which change it is, and the
+        request of a change of another word is refused (``stale``: ``request()`` tells what it was used for)."""
         ...
 
     async def control(

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from nodeagent.model.base import Record, first_error
-from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
@@ -103,8 +102,6 @@ NEVER = 2**53
 """A revision above all others."""
 USUAL_REPLY = 5
 """Parts of the reply of ``_usual_beat.lua``; that of the whole step has more."""
-NEW_RECORD = frozenset({"submit", "read"})
-"""Steps that reply with the whole record of a job, not with a difference."""
 
 Raw = TypeVar("Raw")
 Read = TypeVar("Read")
@@ -445,41 +442,33 @@ class RedisStore:
 
     async def submit(
         self,
-        uid: str,
-        spec: JobSpec,
-        owner: int,
-        wall: float,
-        by: str,
-        request: str,
-        *,
-        control: Control | None = None,
-        admission: Admission | None = None,
-        era: str = "",
-        quota: Quota | None = None,
-        claims: QuotaClaims | None = None,
-        did: str = "",
-    ) -> JobRecord:
-        new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
-        asked = _submitted([new], owner, wall, by, request, did, era, quota, claims)
-        return await self._job("submit", {"uid": uid} | asked)
-
-    async def submit_all(
-        self,
-        did: str,
         jobs: Sequence[NewJob],
         owner: int,
         wall: float,
         by: str,
         request: str,
+        did: str = "",
         *,
         era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
-    ) -> str:
-        (known,) = await self._calls.step(
-            "submit", {"batch": True} | _submitted(jobs, owner, wall, by, request, did, era, quota, claims), always
-        )
-        return str(known)
+    ) -> tuple[str, int]:
+        for job in jobs:
+            _readable(f"job {job.spec.name}", job.spec)
+        arguments: dict[str, object] = {
+            "jobs": [codec.new_job(job, wall) for job in jobs],
+            "owner": owner,
+            "submitted": repr(wall),
+            "by": by,
+            "request": request,
+            "did": did,
+            "era": era,
+            "quota": None if quota is None else quota.model_dump(),
+            "room": submit_room(MOST_JOBS, MOST_OF_JOBS, limited=quota is not None),
+            "claims": None if claims is None else claims.model_dump(),
+        }
+        first, rev = await self._calls.step("submit", arguments, always)
+        return str(first), _revision(rev)
 
     async def control(
         self,
@@ -704,7 +693,7 @@ class RedisStore:
         """Run a step that replies with a job's record: the store sends only what changed since this client read the
         job."""
         uid = str(arguments["uid"])
-        base = self._decoder.base(uid) if name not in NEW_RECORD else None
+        base = self._decoder.base(uid) if name != "read" else None
         if base is not None:
             arguments = arguments | {"base": base._asdict()}
         flat, kind, era, *upto = await self._calls.step(name, arguments, always)
@@ -755,33 +744,6 @@ def _next_of(streams: Sequence[str], after: str, timeout: float) -> tuple[str | 
     """The command that waits for the next entry of any of these streams."""
     block = max(1, millis(timeout))  # 0 would block for ever
     return ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *(after for _ in streams))
-
-
-def _submitted(
-    jobs: Sequence[NewJob],
-    owner: int,
-    wall: float,
-    by: str,
-    request: str,
-    did: str,
-    era: str,
-    quota: Quota | None,
-    claims: QuotaClaims | None,
-) -> dict[str, object]:
-    for job in jobs:
-        _readable(f"job {job.spec.name}", job.spec)
-    return {
-        "jobs": [codec.new_job(job, wall) for job in jobs],
-        "owner": owner,
-        "submitted": repr(wall),
-        "by": by,
-        "request": request,
-        "did": did,
-        "era": era,
-        "quota": None if quota is None else quota.model_dump(),
-        "room": submit_room(MOST_JOBS, MOST_OF_JOBS, limited=quota is not None),
-        "claims": None if claims is None else claims.model_dump(),
-    }
 
 
 def _readable(what: str, value: Record) -> None:

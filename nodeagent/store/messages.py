@@ -36,7 +36,7 @@ class Forgotten(Record):
 
 
 class NewJob(Record):
-    """One job of a batch that is submitted in one step. ``control``: of rev 1."""
+    """A job to submit. ``control``: of rev 1."""
 
     uid: str
     spec: JobSpec

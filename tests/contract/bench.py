@@ -27,6 +27,7 @@ from nodeagent.store.messages import Beat, BeatReply, Ending, Note, OwnJob, Prop
 from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
+from tests.submitting import submit_one
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=60.0, lease=0.3)
 """No silence of a slow machine is a gap: after one, nobody lapses for a while."""
@@ -258,8 +259,8 @@ class Bench:
         policies: tuple[Policy, ...] = (), **size: int,
     ) -> JobRecord:  # fmt: skip
         asked = spec(name, **size).model_copy(update={"env": env or {}, "policies": policies})
-        return await self.store.submit(
-            uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", era=era, quota=quota, claims=claims
+        return await submit_one(
+            self.store, uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", era=era, quota=quota, claims=claims
         )
 
     async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:

@@ -18,9 +18,9 @@ def new(name: str, uid: str = "", *, array: Array | None = None, begin: float | 
 
 
 async def submit(
-    bench: Bench, *jobs: NewJob, did: str = "s b1", request: str = "r1", quota: Quota | None = None
-) -> str:
-    return await bench.store.submit_all(did, jobs, 1000, 12.25, "ann", request, quota=quota)
+    bench: Bench, *jobs: NewJob, did: str = "s", request: str = "r1", quota: Quota | None = None
+) -> tuple[str, int]:
+    return await bench.store.submit(jobs, 1000, 12.25, "ann", request, did, quota=quota)
 
 
 async def names(bench: Bench) -> list[str]:
@@ -30,11 +30,12 @@ async def names(bench: Bench) -> list[str]:
 
 async def test_several_jobs_in_one_step_and_once(bench: Bench) -> None:
     await bench.up("n1")
-    assert await submit(bench, new("a"), new("b"), new("c")) == "s b1"
+    assert await submit(bench, new("a"), new("b"), new("c")) == ("u-a", (await bench.job("u-c")).rev)
     assert await names(bench) == ["a", "b", "c"]
-    assert await submit(bench, new("a"), new("b"), new("c"), did="s b2") == "s b1", "of the first time"
-    assert await submit(bench, new("a"), new("b"), did="s b3", request="r2") == "s b3", "its first uid is known"
-    await refused("stale", submit(bench, new("d"), did="other b4"))
+    again = await submit(bench, new("a", "v-a"), new("b", "v-b"), new("c", "v-c"))
+    assert again == ("u-a", (await bench.beat("n1")).rev), "of the first time, and of a revision that has them all"
+    assert (await submit(bench, new("a"), new("b"), request="r2"))[0] == "u-a", "its first uid is known"
+    await refused("stale", submit(bench, new("d"), did="other"))
     assert await names(bench) == ["a", "b", "c"]
     assert (await bench.kinds()).count("JobSubmitted") == 3
     assert {(await bench.job(f"u-{name}")).phase for name in "abc"} == {"queued"}
@@ -46,7 +47,7 @@ async def test_events_of_one_users_jobs_push_out_no_others(bench: Bench) -> None
     await bench.submit("u1", name="root", owner=0)
     for part in range(3):
         jobs = [new(f"{part}-{number}") for number in range(834)]
-        await submit(bench, *jobs, did=f"s {part}", request=f"r{part}")
+        await submit(bench, *jobs, request=f"r{part}")
     every = await bench.store.events("0-0", 9000)
     assert [event.job for event in every[:3]] == ["", "root", "0-2"], "the oldest of its own are gone"
     assert len(every) == 2502

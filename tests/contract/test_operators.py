@@ -10,6 +10,7 @@ from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.window import Windows
 from nodeagent.store.messages import Answer, Settlement
 from tests.contract.bench import BOUND, Bench, generation, refused, spec
+from tests.submitting import new_job, submit_one
 
 
 async def test_a_submitted_job_is_queued(bench: Bench) -> None:
@@ -85,8 +86,9 @@ async def test_only_ended_jobs_without_holders_are_removed(bench: Bench) -> None
     assert (last.kind, last.by, last.text) == ("JobDeleted", "ann", "job train deleted (by ann)")
     await bench.beat("n2")
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
-    gone = await refused("not_found", bench.submit("u3", request="submit-u1"))  # the request was answered with u1
-    assert "submit it anew, with another request id" in gone
+    again = new_job("u3", spec("train"), "ann")
+    assert (await bench.store.submit([again], 1000, 1.0, "ann", "submit-u1"))[0] == "u1", "it was answered with u1"
+    assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u2"]
 
 
 async def test_control_is_replaced_under_its_revision(bench: Bench) -> None:
@@ -121,7 +123,7 @@ def _admission(signature: str, issued: int = 1000) -> Admission:
 async def test_what_was_signed_at_submit_is_kept_as_it_is(bench: Bench) -> None:
     await bench.up("n1")
     control = Control(rev=1, target=2, by="ann", signature="c")
-    await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=_admission("a"))
+    await submit_one(bench.store, "u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=_admission("a"))
     job = await bench.job("u1")
     assert (job.control, job.admission) == (control, _admission("a"))
     assert (await bench.submit("u2", "other")).admission is None, "nobody signed it"
@@ -129,7 +131,7 @@ async def test_what_was_signed_at_submit_is_kept_as_it_is(bench: Bench) -> None:
 
 async def test_an_admission_is_renewed_once_by_one_that_knows_it(bench: Bench) -> None:
     await bench.up("n1")
-    job = await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", admission=_admission("a"))
+    job = await submit_one(bench.store, "u1", spec("train"), 1, 1.0, "ann", "", admission=_admission("a"))
     renewed = await bench.store.renew("u1", "a", _admission("b", 2000))
     assert renewed == job.model_copy(update={"admission": _admission("b", 2000), "rev": renewed.rev})
     assert renewed.rev > job.rev
@@ -183,7 +185,7 @@ async def test_a_request_is_of_one_change(bench: Bench) -> None:
     others = (
         lambda: store.cordon("n1", None, "r1", "uncordon:n1"),
         lambda: store.control("u1", 1, stop, "r1", "JobStopRequested", "stop", "stop:u1"),
-        lambda: store.submit("u2", spec("other"), 0, 1.0, "ann", "r1", did="submit:other"),
+        lambda: submit_one(store, "u2", spec("other"), 0, 1.0, "ann", "r1", did="submit:other"),
         lambda: store.queues(0, tree, "r1", "queue a created", "create:a"),
         lambda: store.windows(0, Windows(rev=1, by="ann"), "r1", "reserved", "reserve:n1"),
     )

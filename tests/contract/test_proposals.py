@@ -6,6 +6,7 @@ from nodeagent.model.job import Setback
 from nodeagent.model.node import Cordon
 from nodeagent.model.world import PodReport, Token
 from tests.contract.bench import Bench, cause, generation, refused, spec, spend
+from tests.submitting import submit_one
 
 
 async def test_a_first_generation_is_formed(bench: Bench) -> None:
@@ -65,7 +66,7 @@ async def test_several_roles_may_come_to_have_more_places_or_fewer(bench: Bench)
     one = spec("train", low=2, high=2).role
     roles = tuple(one.model_copy(update={"name": name}) for name in ("server", "trainer"))
     asked = spec("train").model_copy(update={"roles": roles})
-    job = await bench.store.submit("u1", asked, 1000, 12.25, "ann", "submit-u1")
+    job = await submit_one(bench.store, "u1", asked, 1000, 12.25, "ann", "submit-u1")
     job = await bench.propose(job, "n1", "n2", "n3")
     job = await bench.store.control(
         "u1", 1, job.control.model_copy(update={"rev": 2, "target": 2, "sizes": {"server": 1, "trainer": 1}}), "s1",

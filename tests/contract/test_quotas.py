@@ -164,12 +164,12 @@ async def test_each_job_of_a_batch_counts(bench: Bench, monkeypatch: pytest.Monk
     await bench.up("n1")
     await fill(bench, 0, 6)
 
-    async def submit(*numbers: int) -> str:
+    async def submit(*numbers: int) -> tuple[str, int]:
         jobs = [
             NewJob(uid=f"u{number}", spec=spec(f"job-{number}"), control=Control(rev=1, target=1, by="ann"))
             for number in numbers
         ]
-        return await bench.store.submit_all("s b", jobs, 3000, 12.25, "ann", f"r{numbers}", quota=MUCH)
+        return await bench.store.submit(jobs, 3000, 12.25, "ann", f"r{numbers}", quota=MUCH)
 
     assert "with these 3 jobs more than 8 jobs" in await refused("full", submit(6, 7, 8))
     assert len((await bench.beat("n1")).jobs) == 6, "all or none"

@@ -40,6 +40,7 @@ from nodeagent.store.messages import (
 )
 from tests.contract.bench import HereBench, RedisBench, cause, facts, spec, spend
 from tests.inprocess.server import Server
+from tests.submitting import submit_one
 
 STILL = Timing(credit=0.0, gap=1e6, lease=3.0)
 NODES = ("n1", "n2", "n3", "n4")
@@ -237,7 +238,7 @@ class Both:
         uid, name = self.fresh("u"), self.random.choice(NAMES)
         request = self.random.choice((uid, "again", ""))
         admission = self.admission() if self.random.random() < 0.7 else None
-        return lambda store: store.submit(uid, spec(name), 1000, wall, "ann", request, admission=admission)
+        return lambda store: submit_one(store, uid, spec(name), 1000, wall, "ann", request, admission=admission)
 
     def admission(self) -> Admission:
         return Admission(by="n1", issued=1, expires=2, signature=self.random.choice(("s1", "s2", "s3")))

@@ -11,6 +11,7 @@ from nodeagent.store.base import KeyMark
 from nodeagent.store.client import RedisStore
 from nodeagent.store.messages import BeatReply, Restored, StoreCopy
 from tests.contract.bench import FAST, LASTING, LONG, Bench, facts, generation, refused, spec
+from tests.submitting import submit_one
 
 
 @dataclass
@@ -114,7 +115,7 @@ async def test_what_was_signed_is_given_back_and_can_be_renewed(bench: Bench) ->
     await bench.up("n1")
     first, second = (Admission(by="né", issued=n, expires=n + 60, signature=f"s{n}") for n in (1000, 2000))
     control = Control(rev=1, target=2, by="ann", signature="c")
-    await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=first)
+    await submit_one(bench.store, "u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=first)
     view = await read(bench)
     await bench.put_back(None)
     await bench.store.restore(view.offer())

@@ -25,6 +25,7 @@ from tests.contract.test_commits import commit
 from tests.contract.test_failsafe_members import lives, set_failsafe_members
 from tests.contract.test_generations import judgement
 from tests.contract.test_restore import read, read_after, rejoin
+from tests.submitting import submit_one
 
 pytestmark = pytest.mark.redis
 
@@ -71,7 +72,7 @@ async def _ended_well(bench: RedisBench) -> None:
     await bench.up("n1", "n2", "n3")
     store, members = bench.store, ("n1", "n2")
     admitted = Admission(by="n1", issued=1000, expires=1060, signature="a")
-    await store.submit("u1", spec("train"), 1000, 1.0, "ann", "", admission=admitted)
+    await submit_one(store, "u1", spec("train"), 1000, 1.0, "ann", "", admission=admitted)
     job = await store.renew("u1", "a", admitted.model_copy(update={"signature": "b"}))
     job = await bench.set_control(job, "c1")
     asked = Settlement(

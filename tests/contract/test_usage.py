@@ -19,6 +19,7 @@ from nodeagent.store import client
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import FAST, Bench, HereBench, RedisBench, generation
 from tests.contract.fake import FakeLinks
+from tests.submitting import submit_one
 
 DAY_S = 86400
 
@@ -326,7 +327,7 @@ async def test_jobs_are_counted_on_the_day_of_their_submission(bench: Bench) -> 
     await bench.up("n1")
     bench._clock[0] = 20_000 * DAY_S + 10.0
     for uid, day in (("u1", 20_000), ("u2", 19_999), ("u3", 19_000)):
-        job = await bench.store.submit(uid, (await bench.submit(f"x{uid}", name=f"x{uid}")).spec.model_copy(
+        job = await submit_one(bench.store, uid, (await bench.submit(f"x{uid}", name=f"x{uid}")).spec.model_copy(
             update={"name": uid}), 1000, day * DAY_S + 5.0, "ann", f"s{uid}")  # fmt: skip
         await bench.end(job, "stopped")
         await bench.store.remove(uid)
@@ -357,7 +358,7 @@ async def test_days_and_rows_are_bounded(bench: Bench) -> None:
         pytest.skip("needs the server's clock")
     await bench.up("n1")
     for i in range(260):
-        job = await bench.store.submit(f"u{i}", (await bench.submit("x", name="x")).spec.model_copy(
+        job = await submit_one(bench.store, f"u{i}", (await bench.submit("x", name="x")).spec.model_copy(
             update={"name": f"j{i}"}), i, bench._clock[0], "ann", f"s{i}")  # fmt: skip
         await bench.end(job, "stopped")
         await bench.store.remove(job.uid)
@@ -370,8 +371,8 @@ async def test_days_and_rows_are_bounded(bench: Bench) -> None:
         await bench.beat("n1")
         await bench.recovered("n1")
         name = f"later-{later}"
-        job = await bench.store.submit(
-            name, job.spec.model_copy(update={"name": name}), 1, bench._clock[0], "ann", name
+        job = await submit_one(
+            bench.store, name, job.spec.model_copy(update={"name": name}), 1, bench._clock[0], "ann", name
         )
         await bench.end(job, "stopped")
         await bench.store.remove(job.uid)

@@ -116,7 +116,7 @@ def test_the_primary_and_one_member(calm: Bare, net: Net, servers: Watched) -> N
     life = calm.node(lost)["incarnation"]["life"]
     # Sent as the tool does, without waiting for a process to start: cut off, the old primary writes for two seconds.
     (calm.work / "unheard.yaml").write_text(stepper_job(calm.work, "unheard", "1"))
-    silent_nodes, agent = read_jobs(str(calm.work / "unheard.yaml"))[0].spec, Client([calm.socket(lost)])
+    silent_nodes, agent = read_jobs(str(calm.work / "unheard.yaml")), Client([calm.socket(lost)])
     with net.cut(both(far, near)):
         with pytest.raises(CtlError, match="it is not known whether the change was written") as refusal:
             send(agent, silent_nodes)  # no replica has it, so it is not acknowledged

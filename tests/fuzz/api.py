@@ -16,6 +16,7 @@ from pathlib import Path
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 
 SILENCE = 0.3
@@ -74,7 +75,7 @@ class Api:
             view = FakeView(Path(place))
             await view.join()
             for name in ("digits", "resnet"):
-                await view.store.submit(f"uid-{name}", spec(name), 1000, 12.25, "alice", f"submit-{name}")
+                await submit_one(view.store, f"uid-{name}", spec(name), 1000, 12.25, "alice", f"submit-{name}")
             await view.refresh()
             async with ApiServer(view, MetricsPage(Metrics())) as server:
                 self._path = str(server.socket_path)

@@ -13,10 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.api.batches import laid_out, read
 from nodeagent.api.errors import ApiError
-from nodeagent.api.jobs import _read_spec
 from nodeagent.api.serializers import job_json, shown_to
+from nodeagent.api.submit import laid_out, read, read_spec
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.hardware.accelerator import AbsentError, ProblemError
@@ -131,6 +130,9 @@ def store_url(data: bytes) -> None:
 # --- requests ----------------------------------------------------------------------------------------
 
 
+SUBMITTER = samples.job().spec.submitter.model_dump(mode="json")
+
+
 def request_spec(data: bytes) -> None:
     """A spec that somebody sends without the tool."""
     try:
@@ -141,8 +143,10 @@ def request_spec(data: bytes) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
         return  # refused by api/requests.py
+    if not isinstance(value, dict):
+        return  # so too by ``read``
     try:
-        spec = _read_spec(value)
+        spec = read_spec(value, SUBMITTER)
     except ApiError as wrong:
         json.dumps(wrong.body()).encode()
         return
@@ -150,15 +154,15 @@ def request_spec(data: bytes) -> None:
         problem.encode()
 
 
-def request_batch(data: bytes) -> None:
-    """Several jobs that somebody sends without the tool."""
+def request_jobs(data: bytes) -> None:
+    """Jobs that somebody sends without the tool."""
     try:
         value = json.loads(data)
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return
     try:
-        laid_out(read(value if isinstance(value, dict) else {"jobs": value}, _read_spec), "base")
+        laid_out(read(value if isinstance(value, dict) else {"jobs": value}), "base")
     except ApiError as wrong:
         json.dumps(wrong.body()).encode()
 
@@ -357,9 +361,9 @@ timing: {heartbeat: 500ms, lease: 3s}
 jobs: {operators: wheel, allow_root: false, logs: {max_bytes: 64MiB, keep: 4}}
 """
 _SPEC = samples.job().spec.model_dump(mode="json", exclude={"submitter"})
-BATCH = json.dumps(
+JOBS = json.dumps(
     {
-        "submitter": samples.job().spec.submitter.model_dump(mode="json"),
+        "submitter": SUBMITTER,
         "jobs": [{"spec": _SPEC, "array": "0-3%2"}, {"spec": _SPEC | {"name": "b"}, "after": {"digits": "any"}}],
     }
 ).encode()
@@ -424,10 +428,8 @@ TARGETS = (
     Target("agent config", agent_config, (CONFIG,), YAML),
     Target("tokens file", tokens_file, (TOKENS,), YAML),
     Target("store url", store_url, (b"rediss+sentinel://u:p@[::1]:26379,s2:1/gpus/0", b"unix:///run/redis.sock")),
-    Target("request's spec", request_spec, (samples.job().spec.to_json().encode(),), JSON),
-    Target(
-        "request's batch", request_batch, (BATCH,), (*JSON, b"0-999%8", b"1,3,5-7:2", b'{"a": "any"}', b'["a", "b"]')
-    ),
+    Target("request's spec", request_spec, (json.dumps(_SPEC).encode(),), JSON),
+    Target("request's jobs", request_jobs, (JOBS,), (*JSON, b"0-999%8", b"1,3,5-7:2", b'{"a": "any"}', b'["a", "b"]')),
     Target("datagram", datagram, (b'{"nonce": "n", "ask": {"job": "u", "number": 1}}',), JSON),
     Target("stored job", stored_job, (_stored(encode_job(samples.job())), _stored(encode_job(samples.HOLDING))), JSON),
     Target("stored otherwise", stored_otherwise, STORED, (*JSON, b"\0", b"rev", b"\0row:1000 default\0")),

@@ -28,7 +28,7 @@ from nodeagent.osutil.linux import can_refuse_descriptors
 from nodeagent.osutil.subuids import SUBORDINATES
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 from nodeagent.store import client
-from tests.unit.api.fakes import LiveAgent, live_agent, spec
+from tests.unit.api.fakes import LiveAgent, asked, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -96,13 +96,13 @@ ASK = "[(lambda answer: [answer.status, json.loads(answer.read())])(opened(*one)
 def ordinary_goes_on(agent: LiveAgent) -> None:
     """A user who asks for little gets it: the list of jobs, and one of his own."""
     name = f"mine-{len(agent.view.cluster().jobs)}"
-    asked = [("GET", "/v1/jobs", ""), submission(name, ORDINARY), ("GET", f"/v1/jobs/{name}", "")]
-    assert [status for status, _ in attack(agent, ASK, asked, ORDINARY)] == [200, 201, 200]
+    wanted = [("GET", "/v1/jobs", ""), submission(name, ORDINARY), ("GET", f"/v1/jobs/{name}", "")]
+    assert [status for status, _ in attack(agent, ASK, wanted, ORDINARY)] == [200, 201, 200]
 
 
 def submission(name: str, uid: int, **more: Any) -> tuple[str, str, str]:
-    asked = spec(name, user=name_of(uid), **more).model_dump(mode="json")
-    return "POST", "/v1/jobs", json.dumps({"spec": asked, "request_id": f"r-{name}"})
+    body = asked(spec(name, user=name_of(uid), **more)) | {"request_id": f"r-{name}"}
+    return "POST", "/v1/jobs", json.dumps(body)
 
 
 def refusals(answers: list[Any], status: int) -> set[str]:
@@ -166,10 +166,10 @@ def test_a_uid_without_a_name(agent: LiveAgent) -> None:
 def test_a_job_is_its_submitters_whatever_the_request_says(agent: LiveAgent) -> None:
     """So nobody spends another's quota."""
     method, path, body = submission("theirs", ATTACKER)
-    asked = json.loads(body)
-    asked["spec"]["submitter"] |= {"user": name_of(ORDINARY), "uid": ORDINARY}
-    more = asked | {"owner": ORDINARY, "uid": ORDINARY}
-    assert [status for status, _ in attack(agent, ASK, [(method, path, json.dumps(one)) for one in (more, asked)])] == [
+    lie = json.loads(body)
+    lie["submitter"] |= {"user": name_of(ORDINARY), "uid": ORDINARY}
+    more = lie | {"owner": ORDINARY, "uid": ORDINARY}
+    assert [status for status, _ in attack(agent, ASK, [(method, path, json.dumps(one)) for one in (more, lie)])] == [
         400,
         201,
     ]

@@ -20,7 +20,7 @@ import pytest
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.spec.sections import LimitsConfig
 from tests.integration.remote_support import ADDRESS, TOKENS, Door, https, write_tokens
-from tests.unit.api.fakes import LiveAgent, live_agent, spec
+from tests.unit.api.fakes import LiveAgent, asked, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's agent lets its own user do anything")
 
@@ -52,8 +52,7 @@ def ask(door: Door, method: str, path: str, body: bytes = b"", who: str = "stole
 
 
 def submission(name: str, **more: Any) -> bytes:
-    asked = spec(name, user=USER, **more).model_dump(mode="json")
-    return json.dumps({"spec": asked, "request_id": f"r-{name}"}).encode()
+    return json.dumps(asked(spec(name, user=USER, **more)) | {"request_id": f"r-{name}"}).encode()
 
 
 def test_a_tokens_user_has_his_limits(agent: LiveAgent, door: Door) -> None:

@@ -11,6 +11,7 @@ from nodeagent.model.job import BudgetEntry
 from nodeagent.model.node import Cordon, Gpu
 from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.world import Cause
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 
 MARKUP = '<img src=x onerror="document.title=`owned`"><script>document.title="owned"</script>'
@@ -52,9 +53,9 @@ async def busy(folder: Path) -> FakeView:
         view.unlike[name] = sick | ({"health": (lost,)} if name == "n2" else {})
     view.usage = used()
     await view.join()
-    await view.store.submit("u1", spec("resnet50", low=2, high=3, target=3), 1000, time.time(), "alice", "r1")
-    await view.store.submit("u2", spec("llama-8b", low=4, high=8, target=8), 1000, time.time(), "bob", "r2")
-    await view.store.submit("u3", spec("smoke", low=1, high=1, target=1), 1000, time.time(), "alice", "r3")
+    await submit_one(view.store, "u1", spec("resnet50", low=2, high=3, target=3), 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u2", spec("llama-8b", low=4, high=8, target=8), 1000, time.time(), "bob", "r2")
+    await submit_one(view.store, "u3", spec("smoke", low=1, high=1, target=1), 1000, time.time(), "alice", "r3")
     await view.refresh()
     await view.form(view.job("smoke"), 1)
     await view.refresh()

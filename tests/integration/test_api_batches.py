@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 from nodeagent.ctl import submit as tool
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
-from nodeagent.ctl.terminal import CtlError
 from nodeagent.model.job import Outcome, Phase
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
@@ -82,7 +81,7 @@ def test_a_request_id_of_another_change_is_refused(agent: LiveAgent) -> None:
     [
         (TRAIN, "no job 'prepare'"),
         (f"{PREPARE}---\nname: taken\ncommand: [a]\nnodes: 1\n", "a job named taken is live"),
-        (f"{PREPARE}array: 0-3\n---\nname: taken\ncommand: [a]\nnodes: 1\narray: 0-3\n", "a job named 'taken' is live"),
+        (f"{PREPARE}array: 0-3\n---\nname: taken\ncommand: [a]\nnodes: 1\narray: 0-3\n", "a job named taken is live"),
         (f"name: x\ncommand: [a]\nnodes: 1\n---\n{TRAIN}", "no job 'prepare'"),
     ],
 )
@@ -193,11 +192,15 @@ def test_an_array_is_stopped_and_deleted_as_one(tmp_path: Path) -> None:
         assert ctl(agent, "stop", "prepare").exit_code == 3
 
 
-def test_a_spec_names_no_array_and_no_uids_of_its_own(agent: LiveAgent) -> None:
-    made = spec("mine").model_dump(mode="json")
-    for more in ({"after": [{"uid": "u", "name": "x"}]}, {"array": {"name": "sweep", "id": "a", "index": 0}}):
-        with pytest.raises(CtlError, match="after and array stand beside the spec"):
-            Client([agent.socket]).change("POST", "/v1/jobs", spec=made | more)
+def test_a_dry_run_says_whose_name_is_taken(agent: LiveAgent) -> None:
+    """Of several jobs, and of an array's, only the submit itself did."""
+    agent.submit(spec("taken-3"))
+    for text in (f"{PREPARE}---\nname: taken-3\ncommand: [a]\nnodes: 1\n", PREPARE.replace("prepare", "taken")):
+        array = () if "---" in text else ("--array", "0-3")
+        refused = ctl(agent, "submit", "-", "--dry-run", *array, given=text)
+        assert refused.exit_code == 6
+        assert "a job named taken-3 is live (uid uid-taken-3, queued)" in refused.stderr
+    assert [job.name for job in agent.view.cluster().jobs.values()] == ["taken-3"]
 
 
 def test_a_dry_run_changes_nothing(agent: LiveAgent) -> None:

@@ -16,6 +16,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.pods.folder import log_folder
+from tests.submitting import submit_one
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 
@@ -85,7 +86,7 @@ def test_the_beginning_of_a_uid_counts_with_both(agent: LiveAgent, client: Clien
     with pytest.raises(CtlError) as raised:
         client.get("/v1/jobs/old-")
     assert raised.value.code == Exit.NOT_FOUND
-    agent.do(lambda: agent.view.store.submit("uid-second", spec("old"), 1000, time.time(), "alice", "again"))
+    agent.do(lambda: submit_one(agent.view.store, "uid-second", spec("old"), 1000, time.time(), "alice", "again"))
     agent.do(agent.view.refresh)
     assert client.get("/v1/jobs/old")["phase"] != "stopped", "who lives has the name"
 

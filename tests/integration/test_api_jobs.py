@@ -14,7 +14,7 @@ import pytest
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.client import _send as send
 from nodeagent.ctl.terminal import CtlError
-from tests.unit.api.fakes import LiveAgent, live_agent, spec
+from tests.unit.api.fakes import LiveAgent, asked, live_agent, spec
 
 CONTRACT_JOB = {
     "name", "uid", "phase", "reason", "generation", "restarts", "min", "max", "target", "age", "duration", "chief",
@@ -60,7 +60,7 @@ def test_shapes_of_the_contract(agent: LiveAgent, client: Client) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["[" * 60_000, '{"spec": {"name": "\\ud800"}}', '{"a": 1', "[]", b"\xff\xfe".decode("latin-1")],
+    ["[" * 60_000, '{"jobs": [{"spec": {"name": "\\ud800"}}]}', '{"a": 1', "[]", b"\xff\xfe".decode("latin-1")],
     ids=["deep", "half a character", "broken", "a list", "not UTF-8"],
 )
 def test_a_body_that_is_no_json_object_is_a_usage_error(agent: LiveAgent, body: str) -> None:
@@ -98,27 +98,33 @@ def test_an_ambiguous_prefix_is_not_guessed(agent: LiveAgent, client: Client) ->
     assert "uid-digits, uid-digits2" in raised.value.message
 
 
-def test_submit_once_for_one_request_id(agent: LiveAgent, client: Client) -> None:
+def mine() -> dict[str, Any]:
+    """A body that submits a job of who runs this test."""
     me = os.geteuid()
-    user = "root" if me == 0 else str(me)
-    body = spec("mine", user=user).model_dump(mode="json")
-    body["submitter"] |= {"user": user, "uid": me}
-    first = client.change("POST", "/v1/jobs", "req-1", spec=body)
-    again = client.change("POST", "/v1/jobs", "req-1", spec=body)
-    assert first["uid"] == again["uid"]
-    assert agent.view.cluster().jobs[first["uid"]].owner == me
-    with pytest.raises(CtlError) as raised:
-        client.change("POST", "/v1/jobs", "req-2", spec=body)
-    assert raised.value.code == 6
-    assert first["uid"] in raised.value.message
+    body = asked(spec("mine", user="root" if me == 0 else str(me)))
+    body["submitter"] |= {"user": "root" if me == 0 else str(me), "uid": me}
+    return body
+
+
+def test_submit_once_for_one_request_id(agent: LiveAgent, client: Client) -> None:
+    first = client.change("POST", "/v1/jobs", "req-1", **mine())
+    again = client.change("POST", "/v1/jobs", "req-1", **mine())
+    assert first["jobs"] == again["jobs"]
+    (job,) = first["jobs"]
+    assert (job["name"], job["unmet"], set(first) >= {"saved"}) == ("mine", "", True)
+    assert agent.view.cluster().jobs[job["uid"]].owner == os.geteuid()
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(CtlError) as raised:
+            client.change("POST", "/v1/jobs", "req-2", **mine(), **more)
+        assert raised.value.code == 6
+        assert f"a job named mine is live (uid {job['uid']}, " in raised.value.message
 
 
 def test_a_spec_that_is_not_right_names_every_field(agent: LiveAgent, client: Client) -> None:
-    body = spec("mine").model_dump(mode="json")
-    body["priority"] = "high"
-    body["bogus"] = 1
+    body = asked(spec("mine"))
+    body["jobs"][0]["spec"] |= {"priority": "high", "bogus": 1}
     with pytest.raises(CtlError) as raised:
-        client.change("POST", "/v1/jobs", spec=body)
+        client.change("POST", "/v1/jobs", **body)
     assert raised.value.code == 2
     assert any(p.startswith("priority") for p in raised.value.problems)
     assert any(p.startswith("bogus") for p in raised.value.problems)
@@ -126,10 +132,7 @@ def test_a_spec_that_is_not_right_names_every_field(agent: LiveAgent, client: Cl
 
 
 def test_dry_run_changes_nothing(agent: LiveAgent, client: Client) -> None:
-    user = "root" if os.geteuid() == 0 else str(os.geteuid())
-    body = spec("mine", user=user).model_dump(mode="json")
-    body["submitter"] |= {"user": user, "uid": os.geteuid()}
-    assert client.change("POST", "/v1/jobs", spec=body, dry_run=True)["dry_run"] is True
+    assert client.change("POST", "/v1/jobs", **mine(), dry_run=True)["dry_run"] is True
     assert agent.view.cluster().jobs == {}
 
 

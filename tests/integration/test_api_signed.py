@@ -15,7 +15,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
-from tests.unit.api.fakes import LiveAgent, live_agent, spec
+from tests.unit.api.fakes import LiveAgent, asked, live_agent, spec
 
 SEAL = Seal(ClusterKey(bytes(32)), "default")
 
@@ -35,7 +35,7 @@ def change(agent: LiveAgent, path: str, method: str = "POST", /, **body: Any) ->
 
 
 def submitted(agent: LiveAgent) -> JobRecord:
-    return change(agent, "", spec=spec().model_dump(mode="json"))
+    return change(agent, "", **asked(spec()))
 
 
 def test_every_write_of_a_job_is_signed(agent: LiveAgent) -> None:

@@ -19,7 +19,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.terminal import CtlError
 from nodeagent.model.job import BudgetEntry, Outcome
 from nodeagent.model.world import PodReport, WorkerExit
-from tests.unit.api.fakes import LiveAgent, live_agent, spec
+from tests.unit.api.fakes import LiveAgent, asked, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -138,7 +138,7 @@ CHANGES = [
     ("POST", "/v1/nodes/n1/drain", {"reason": "because"}),
     ("POST", "/v1/nodes/n1/uncordon", {}),
     ("POST", "/v1/nodes/n1/forget", {}),
-    ("POST", "/v1/jobs", {"spec": spec("theirs", user="root").model_dump(mode="json")}),
+    ("POST", "/v1/jobs", asked(spec("theirs", user="root"))),
 ]
 
 
@@ -154,9 +154,9 @@ def test_a_stranger_may_change_nothing(agent: LiveAgent, method: str, target: st
 
 
 def test_what_a_stranger_submits_is_theirs_whatever_the_request_says(agent: LiveAgent) -> None:
-    body = spec("theirs", user="games").model_dump(mode="json")
+    body = asked(spec("theirs", user="games"))
     body["submitter"] |= {"user": "root", "uid": 0, "gid": 0}
-    status, answer = ask(agent, "POST", "/v1/jobs", spec=body)
+    status, answer = ask(agent, "POST", "/v1/jobs", **body)
     assert status == 201, answer
     job = agent.view.job("theirs")
     assert (job.owner, job.spec.submitter.uid, job.spec.submitter.user) == (STRANGER, STRANGER, "games")
@@ -166,9 +166,9 @@ def test_what_a_stranger_submits_is_theirs_whatever_the_request_says(agent: Live
 
 
 def test_no_job_of_root_unless_the_config_says_so(agent: LiveAgent) -> None:
-    body = spec("mine", user="root").model_dump(mode="json")
+    body = asked(spec("mine", user="root"))
     body["submitter"] |= {"user": "root", "uid": 0}
     client = Client([agent.socket])
     with pytest.raises(CtlError, match="allow_root"):
-        client.change("POST", "/v1/jobs", spec=body)
+        client.change("POST", "/v1/jobs", **body)
     assert agent.view.cluster().jobs == {}

@@ -18,6 +18,7 @@ from nodeagent.store.errors import waits_for
 from tests.integration.browser_support import CHROMIUM, WHY_NOT, Page, browser
 from tests.integration.page_scenes import MARKUP, busy
 from tests.integration.remote_support import TOKENS, https, write_tokens
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, live_agent, spec_of_roles
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
@@ -105,7 +106,7 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
 async def test_it_shows_roles_and_their_places(page: Page, tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
     await view.refresh()
     await view.form(view.job("ctr"), 2)
     await view.refresh()

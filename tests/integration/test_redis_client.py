@@ -28,6 +28,7 @@ from nodeagent.store.link import BusyError, CallersLinks, Links, StoreLink
 from nodeagent.store.nodetable import DECODED_AT_A_TIME, LEAST_DECODED, MOST_NODES, NodeTable
 from tests.contract.bench import FAST, Bench, facts, refused, spec
 from tests.integration.redis_support import slowed, withheld
+from tests.submitting import submit_one
 
 pytestmark = pytest.mark.redis
 BOUND = 10.0
@@ -72,21 +73,21 @@ async def unavailable(call: object) -> str:
 
 
 async def test_a_frozen_server_costs_one_timeout_and_confuses_no_reply(server: PrivateRedis, hasty: RedisStore) -> None:
-    jobs = [await hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+    jobs = [await submit_one(hasty, f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        text = await unavailable(hasty.submit("u9", spec("job9"), 0, 1.0, "ann", "r9"))
+        text = await unavailable(submit_one(hasty, "u9", spec("job9"), 0, 1.0, "ann", "r9"))
         assert str(server.socket) in text
         assert "1.2 s" in text
-        calls = [hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+        calls = [submit_one(hasty, f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
         async with asyncio.timeout(BOUND):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(outcome, StoreUnavailableError) for outcome in outcomes)
         await unavailable(hasty.wait("0-0", 0.1))
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    again = [await hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+    again = [await submit_one(hasty, f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
     assert again == jobs
     kinds = [event.uid for event in await hasty.events("0-0", 100)]
     assert [uid for uid in kinds if uid != "u9"] == [f"u{n}" for n in range(8)]
@@ -141,11 +142,11 @@ async def test_a_link_that_was_closed_while_nobody_used_it_costs_no_request(
     bench = Bench(store)
     await bench.up("n1")
     await store.events("0-0", 1)
-    await store.submit("u1", spec(), 0, 1.0, "ann", "r1")
+    await submit_one(store, "u1", spec(), 0, 1.0, "ann", "r1")
     await raw(server, "CLIENT", "KILL", "TYPE", "normal")
     await until_clients(server, 1)
     await store.events("0-0", 1)
-    await store.submit("u2", spec("other"), 0, 1.0, "ann", "r2")
+    await submit_one(store, "u2", spec("other"), 0, 1.0, "ann", "r2")
     await bench.beat("n1")
 
 
@@ -202,10 +203,10 @@ async def test_nobody_answers_at_the_address() -> None:
 async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis) -> None:
     rng = random.Random(7)
     patient = connect(server.url, "test", 5.0)
-    jobs = [await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(6)]
+    jobs = [await submit_one(patient, f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(6)]
 
     async def call(n: int) -> JobRecord:
-        return await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}")
+        return await submit_one(patient, f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}")
 
     async def events() -> tuple[JobEvent, ...]:
         return await patient.events("0-0", 100)
@@ -254,7 +255,7 @@ async def test_connections_are_bounded_and_waits_do_not_block_commands(server: P
         assert len(found) <= 6 + COMMAND_LINKS + 1
         for task in waits[:5]:
             task.cancel()
-        await store.submit("u1", spec(), 0, 1.0, "ann", "r")
+        await submit_one(store, "u1", spec(), 0, 1.0, "ann", "r")
         await waits[5]
     await store.close()
     await until_clients(server, 1)
@@ -275,7 +276,7 @@ async def test_what_callers_read_holds_up_no_call_of_the_agents_and_drops_no_lin
         changes = 0
         while not all(read.done() for read in reads[:CALLERS_LINKS]):
             await bench.beat("n1")
-            await store.submit(f"u{changes}", spec(f"job{changes}"), 0, 1.0, "ann", f"r{changes}")
+            await submit_one(store, f"u{changes}", spec(f"job{changes}"), 0, 1.0, "ann", f"r{changes}")
             changes += 1
         await bench.beat("n1")
         assert isinstance(reads[0].exception(), StoreUnavailableError)

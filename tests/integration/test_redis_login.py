@@ -25,6 +25,7 @@ from nodeagent.store.wire import Connection
 from tests.contract.bench import FAST, Bench, spec
 from tests.integration.redis_support import BOUND, Authority, Server, Yard, ask, yard
 from tests.ports import free_port
+from tests.submitting import submit_one
 
 pytestmark = pytest.mark.redis
 PASSWORD = "a-long-secret/with?odd@letters"
@@ -49,7 +50,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def works(config: RedisConfig) -> None:
     store = connect(config, "test", 5.0)
     try:
-        assert (await store.submit("u1", spec(), 0, 1.0, "ann", "r1")).name == "train"
+        assert (await submit_one(store, "u1", spec(), 0, 1.0, "ann", "r1")).name == "train"
     finally:
         await store.close()
 

@@ -21,6 +21,7 @@ from nodeagent.store.link import Links, NoPrimaryError, find_primary
 from nodeagent.store.whois import NotPrimaryError, identity
 from tests.contract.bench import FAST, Bench, refused, spec
 from tests.integration.redis_support import BOUND, Server, Yard, ask, frozen, until, yard
+from tests.submitting import submit_one
 
 pytestmark = pytest.mark.redis
 TIMEOUT = 5.0
@@ -60,7 +61,7 @@ async def unavailable(call: object) -> str:
 
 
 async def submit(store: RedisStore, name: str) -> JobRecord:
-    return await store.submit(f"uid-{name}", spec(name), 0, 1.0, "ann", f"request-{name}")
+    return await submit_one(store, f"uid-{name}", spec(name), 0, 1.0, "ann", f"request-{name}")
 
 
 async def role(server: Server) -> str:
@@ -91,7 +92,7 @@ async def test_a_step_that_no_replica_has_counts_as_lost(servers: Yard, stores: 
         text = await unavailable(submit(careful, "alpha"))
         assert "0 of the 1 replicas" in text
         assert "sent again" in text
-        alpha = await plain.submit("uid-alpha", spec("alpha"), 0, 1.0, "ann", "request-alpha")
+        alpha = await submit_one(plain, "uid-alpha", spec("alpha"), 0, 1.0, "ann", "request-alpha")
         assert alpha.phase == "queued", "it was done all the same"
         await careful.remove("nobody")  # nobody acts on it
         await bench.beat("n2", rev=alpha.rev)  # a lease needs no replica: a fail-over opens an amnesty

@@ -19,7 +19,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale
 from nodeagent.api.intents import scale as choose_size
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import Control, JobRecord, Quota, first_control
+from nodeagent.model.job import Control, JobRecord, Quota
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
@@ -39,6 +39,7 @@ from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers, StoreT
 from tests.sim.parts import LoudUndecided, SimLedger, WatchedServer, sim_spec
 from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
 from tests.sim.virtual import EPOCH, SimClock
+from tests.submitting import first_control, submit_one
 
 TIMING = Timing(cooldown=8.0)
 KEY = ClusterKey(bytes(32))
@@ -309,9 +310,9 @@ class SimCluster:
         self._requests += 1
         job = sim_spec(name, minimum, maximum, target, **spec)
         uid, now = f"uid-{name}", SimClock().wall() - admitted
-        done = await HereStore(self.server).submit(
-            uid, job, owner, 0.0, "test", f"submit-{name}-{self._requests}",
-            control=SEAL.control(uid, first_control(job, "test", None)), quota=quota,
+        done = await submit_one(
+            HereStore(self.server), uid, job, owner, 0.0, "test", f"submit-{name}-{self._requests}",
+            control=SEAL.control(uid, first_control(job, "test")), quota=quota,
             admission=SEAL.admit(uid, owner, job, now, "n1"),
         )  # fmt: skip
         self.checker.submitted.add(done.uid)

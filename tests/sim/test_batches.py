@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, first_control
+from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.jobspec import After, Array, JobSpec
 from nodeagent.plan.failure.timeouts import TIME_IS_OVER
 from nodeagent.store.messages import NewJob
@@ -18,6 +18,7 @@ from tests.sim.cluster import SEAL, SimCluster
 from tests.sim.parts import sim_spec
 from tests.sim.test_directed import running, simulate
 from tests.sim.virtual import SimClock
+from tests.submitting import first_control
 
 AT_ONCE = 3
 Fault = Callable[[SimCluster], Awaitable[None]]
@@ -37,11 +38,11 @@ async def submit(c: SimCluster, *specs: JobSpec) -> None:
     now, new = SimClock().wall(), []
     for spec in specs:
         uid = f"uid-{spec.name}"
-        control = SEAL.control(uid, first_control(spec, "test", None))
+        control = SEAL.control(uid, first_control(spec, "test"))
         new.append(NewJob(uid=uid, spec=spec, control=control, admission=SEAL.admit(uid, 0, spec, now, "n1")))
 
     async def step() -> None:
-        await HereStore(c.server).submit_all("base", new, 0, now, "test", "request")
+        await HereStore(c.server).submit(new, 0, now, "test", "request")
 
     await c.patiently(step)
     c.checker.submitted.update(one.uid for one in new)

@@ -21,6 +21,7 @@ from tests.sim.parts import sim_spec
 from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_failsafe import alive, members, pids, started
+from tests.submitting import submit_one
 
 DAMAGES = {
     "job": ("job:uid-j",),
@@ -442,7 +443,7 @@ def test_an_older_list_of_the_store_makes_no_second_job_of_a_name(key: str) -> N
         before, number = pids(c), _number(c)
         await c.damage_store({key: older})
         with pytest.raises(StoreRefusedError) as refused:
-            await HereStore(c.server).submit("uid-2", sim_spec("j", 1, 1, 1), 0, 0.0, "test", "again")
+            await submit_one(HereStore(c.server), "uid-2", sim_spec("j", 1, 1, 1), 0, 0.0, "test", "again")
         assert refused.value.code in ("name_taken", "recovering")
         await asyncio.sleep(15)
         assert (_number(c), pids(c)) == (number, before)

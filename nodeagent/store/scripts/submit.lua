@@ -1,24 +1,19 @@
--- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), batch?,
--- owner, submitted, by, request, did, era (of the submitter's view, or ''), quota?, room, claims?. All of them or none.
--- Of a batch the reply is did, as the first call with this request had it. room: how many jobs, of how many bytes,
--- agents read (read), may be there with these (most), and with those of a user who has little (few, little).
+-- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), owner,
+-- submitted, by, request, did, era (of the submitter's view, or ''), quota?, room, claims?. All of them or none.
+-- The reply is the uid of the first job, that of the first call with this request, and the revision that it is written
+-- by. room: how many jobs, of how many bytes, agents read (read), may be there with these (most), and with those of a
+-- user who has little (few, little).
+local function written(first)
+  ask_to_save()
+  return { 1, first, redis.call('HGET', META, 'rev') or '0' }
+end
 local seen, other = request_seen(A.request, A.did)
 if other then
   return other
 end
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
-local job, ended = job_read(first), past.read(first)
-if A.batch and (seen or job or ended) then
-  ask_to_save()
-  return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.did }
-end
-if job or ended then
-  ask_to_save()
-  return job and job_reply(job) or { 1, flat(ended), 'whole', meta.era or '' }
-end
-if seen then
-  return refuse('not_found', 'the job that this request submitted is not there any more: submit it anew, with another '
-    .. 'request id')
+if seen or job_read(first) or past.read(first) then
+  return written(first)
 end
 -- A job in an emptied store makes it another cluster's: agents that know other jobs could not restore these any more.
 if A.era ~= '' and A.era ~= meta.era and A.era ~= meta.parent then
@@ -137,6 +132,7 @@ end
 if next(shelved) then
   past.count_anew() -- before anything is written: it fails where somebody has put a key of another type there
 end
+local job
 for _, new in ipairs(A.jobs) do
   if shelved[new.name] then
     past.add(shelved[new.name])
@@ -156,6 +152,5 @@ for _, new in ipairs(A.jobs) do
   event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
 end
 leave_quotas(A.claims, job.rev)
-remember(A.request, A.jobs[1].uid, A.did, int(A.owner))
-ask_to_save()
-return A.batch and { 1, A.did } or job_reply(job)
+remember(A.request, first, A.did, int(A.owner))
+return written(first)

@@ -18,6 +18,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_nodehealth_diag import BOUND, HAND
 
@@ -122,7 +123,7 @@ async def test_what_is_not_ready_anyway_and_who_is_inside_is_left_alone(tmp_path
     await node.view.join()
     unfit = Readiness(state="unfit", reason="/shared is missing")
     assert node.amend(unfit) == unfit
-    await node.view.store.submit("u1", spec("digits"), 1000, node.clock.wall(), "alice", "r1")
+    await submit_one(node.view.store, "u1", spec("digits"), 1000, node.clock.wall(), "alice", "r1")
     await node.view.refresh()
     await node.view.form(node.view.job("digits"), 2)
     await node.view.refresh()

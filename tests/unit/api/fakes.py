@@ -41,6 +41,7 @@ from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from tests.inprocess.lease import renew_lease
 from tests.inprocess.server import HereStore, Server
+from tests.submitting import submit_one
 
 T = TypeVar("T")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -67,6 +68,12 @@ def spec_of_roles(name: str = "ctr") -> JobSpec:
     one = spec(name)
     trainer = one.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)})
     return one.model_copy(update={"roles": (server, trainer), "completes": "trainer"})
+
+
+def asked(*specs: JobSpec) -> dict[str, Any]:
+    """The body of a request that submits these jobs, all of the first one's submitter; without a request id."""
+    jobs = [{"spec": one.model_dump(mode="json", exclude={"submitter"})} for one in specs]
+    return {"jobs": jobs, "submitter": specs[0].submitter.model_dump(mode="json")}
 
 
 class FlakyStore(HereStore):
@@ -422,7 +429,9 @@ class LiveAgent:
 
     def submit(self, job: JobSpec, owner: int = 1000) -> JobRecord:
         async def work() -> JobRecord:
-            record = await self.view.store.submit(f"uid-{job.name}", job, owner, time.time(), "alice", f"r-{job.name}")
+            record = await submit_one(
+                self.view.store, f"uid-{job.name}", job, owner, time.time(), "alice", f"r-{job.name}"
+            )
             await self.view.refresh()
             return record
 

@@ -15,6 +15,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api import events
 from nodeagent.api.server import ApiServer
 from nodeagent.model.node import Cordon
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 
 FAN = Cordon(reason="fan", by="ann", at=1.0)
@@ -52,7 +53,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(events, "DEFAULT", 10)
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
     async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))

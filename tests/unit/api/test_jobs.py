@@ -19,6 +19,7 @@ from nodeagent.api import jobs, serializers
 from nodeagent.api.server import ApiServer
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.plan.queueing.queue import places
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 
 MANY = 30
@@ -48,7 +49,7 @@ async def view(tmp_path: Path) -> Turning:
     await view.join()
     view.reasons = ("2 nodes are wanted",)
     for i in range(MANY):
-        await view.store.submit(f"u{i}", spec(f"j{i}"), 1000, 1.0, "alice", f"r{i}")
+        await submit_one(view.store, f"u{i}", spec(f"j{i}"), 1000, 1.0, "alice", f"r{i}")
     await view.refresh()
     return view
 

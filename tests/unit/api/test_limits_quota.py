@@ -6,7 +6,6 @@ import grp
 import json
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,23 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from nodeagent.api import intents, limits
-from nodeagent.api.admission import admitted, with_quotas
+from nodeagent.api.admission import with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
-from nodeagent.api.batches import Batches
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
-from nodeagent.api.jobwriter import JobWriter
 from nodeagent.api.limits import JobSizes, limits_json, owned, owner_json, spec_bytes
 from nodeagent.api.requests import WRITE_TRIES
+from nodeagent.api.submit import SubmitRoutes
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import JobRecord, Quota, first_control
+from nodeagent.model.job import JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota
 from nodeagent.spec.sections import LimitsConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.client import MOST_JOBS
 from nodeagent.store.messages import QuotaClaims
+from tests.submitting import first_control, new_job, submit_one
 from tests.unit.api.fakes import FakeView, spec, spec_of_roles
 
 ALICE = 54321
@@ -52,9 +51,9 @@ async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
     view, names = FakeView(tmp_path), UserDatabase(lambda _uid: "alice", time.monotonic)
     throttle = Throttle(lambda: view.config.limits, time.monotonic)
     await view.join()
-    await view.store.submit("u1", spec("one"), ALICE, 1.0, "alice", "r1")
-    await view.store.submit("u2", spec("two"), ALICE, 1.0, "alice", "r2")
-    await view.store.submit("u3", spec("other"), ALICE + 1, 1.0, "bob", "r3")
+    await submit_one(view.store, "u1", spec("one"), ALICE, 1.0, "alice", "r1")
+    await submit_one(view.store, "u2", spec("two"), ALICE, 1.0, "alice", "r2")
+    await submit_one(view.store, "u3", spec("other"), ALICE + 1, 1.0, "bob", "r3")
     await view.refresh()
     await view.end(view.job("two"), "stopped", "by hand")
     await view.refresh()
@@ -76,7 +75,7 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
     names = UserDatabase(lambda _uid: "alice", time.monotonic)
     await view.join()
     for number, name in enumerate(("one", "two")):
-        await view.store.submit(f"u{number}", spec(name), ALICE, 1.0, "alice", f"r{number}")
+        await submit_one(view.store, f"u{number}", spec(name), ALICE, 1.0, "alice", f"r{number}")
     await view.refresh()
     size = sum(len(view.job(name).spec.to_json()) for name in ("one", "two"))
     await view.end(view.job("two"), "stopped", "by hand")
@@ -87,7 +86,7 @@ async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> 
     assert shown is not None and shown["used"]["job_bytes"] == size
     assert await owned(view, sizes, [ALICE, ALICE + 1]) == {ALICE: (1, size), ALICE + 1: (0, 0)}
     with pytest.raises(StoreRefusedError, match=f"would take {size + len(spec('six').to_json())} bytes"):
-        await view.store.submit("u9", spec("six"), ALICE, 1.0, "alice", "r9", quota=Quota(jobs=9, bytes=size))
+        await submit_one(view.store, "u9", spec("six"), ALICE, 1.0, "alice", "r9", quota=Quota(jobs=9, bytes=size))
     view.away_since = 1.0
     assert (await owned(view, sizes, [ALICE]))[ALICE].bytes == len(view.job("one").spec.to_json())
 
@@ -98,8 +97,8 @@ async def test_an_owner_without_limits(tmp_path: Path) -> None:
     throttle = Throttle(lambda: view.config.limits, time.monotonic)
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
-    await view.store.submit("u1", spec("one"), 0, 1.0, "root", "r1")
-    await view.store.submit("u2", spec("two", submitter=operator), ALICE, 1.0, "root", "r2")
+    await submit_one(view.store, "u1", spec("one"), 0, 1.0, "root", "r1")
+    await submit_one(view.store, "u2", spec("two", submitter=operator), ALICE, 1.0, "root", "r2")
     await view.refresh()
     assert await owner_json(view, throttle, sizes_of_jobs(), names, view.job("one")) is None
     assert await owner_json(view, throttle, sizes_of_jobs(), names, view.job("two")) is None
@@ -114,8 +113,8 @@ async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> No
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
     other = operator.model_copy(update={"user": "nobody", "uid": ALICE + 1, "gid": 65534})
-    await view.store.submit("u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
-    await view.store.submit("u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
+    await submit_one(view.store, "u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
+    await submit_one(view.store, "u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
     await view.refresh()
     found = await DoctorRoutes(view, Throttle(lambda: view.config.limits, time.monotonic), sizes_of_jobs())._users(
         names
@@ -132,21 +131,19 @@ async def test_who_has_most_is_named_where_there_is_no_room(tmp_path: Path) -> N
     view = FakeView(tmp_path)
     await view.join()
 
-    async def admit() -> list[JobSpec]:
-        return [spec()]
-
-    async def full(*_: object) -> JobRecord:
+    async def full(*_: object, **_more: object) -> tuple[str, int]:
         raise refused
 
+    view.store.__dict__["submit"] = full
     with pytest.raises(ApiError, match="Most have alice"):
-        await JobWriter(view, names).written(RACER, [spec()], admit, full)
+        await SubmitRoutes(view, names).submit(RACER, "r", [Submission(spec())])
 
 
 async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
     view, names = FakeView(tmp_path), UserDatabase(lambda uid: {ALICE: "alice"}.get(uid, "root"), time.monotonic)
     await view.join()
     for number, owner in enumerate((ALICE, ALICE, 0)):
-        await view.store.submit(f"u{number}", spec(f"job-{number}"), owner, 1.0, "who", f"r{number}")
+        await submit_one(view.store, f"u{number}", spec(f"job-{number}"), owner, 1.0, "who", f"r{number}")
     await view.refresh()
     await view.end(view.job("job-1"), "stopped", "by hand")
     await view.refresh()
@@ -158,35 +155,35 @@ async def test_doctor_counts_what_all_jobs_take(tmp_path: Path) -> None:
 
 
 class Racing:
-    """A user who submits through two nodes in one instant, to a queue that allows him one job."""
+    """A user who submits a job, and these others through another node in the moment in which that is written."""
 
-    def __init__(self, view: FakeView, others: int) -> None:
-        self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice", time.monotonic)
-        self.writer, self.claimed = JobWriter(view, self._names), 0
+    def __init__(self, view: FakeView, *others: JobSpec) -> None:
+        self.view, self._others, self._submit, self.claimed = view, list(others), view.store.submit, 0
+        self._routes = SubmitRoutes(view, UserDatabase(lambda _uid: "alice", time.monotonic))
+        view.store.__dict__["submit"] = self._late
 
-    async def admit(self) -> list[JobSpec]:
-        return [await admitted(self.view.cluster(), RACER, in_team("mine"), self._names)]
-
-    async def write(self, specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
+    async def _late(self, *words: Any, claims: QuotaClaims | None, **more: Any) -> tuple[str, int]:
         assert claims is not None
         self.claimed += 1
-        if self._left:
-            self._left -= 1
-            fresh = QuotaClaims(queues=("team",), read=1000)
-            await self.view.store.submit(
-                f"u{self._left}", in_team(f"other{self._left}"), ALICE, 1.0, "alice", f"r{self._left}", claims=fresh
-            )
-        return await self.view.store.submit("u", specs[0], ALICE, 1.0, "alice", "r", claims=claims)
+        if self._others:
+            one = self._others.pop()
+            fresh = QuotaClaims(queues=with_quotas(self.view.cluster(), RACER, [one]), read=1000)
+            new = new_job(f"u-{one.name}", one, "alice")
+            await self._submit([new], ALICE, 1.0, "alice", f"r-{one.name}", claims=fresh)
+        return await self._submit(*words, claims=claims, **more)
 
-    async def submit(self) -> JobRecord:
-        return await self.writer.written(RACER, await self.admit(), self.admit, self.write)
+    async def submit(self) -> None:
+        await self._routes.submit(RACER, "r", [Submission(in_queue("mine"))])
+
+    def names(self) -> list[str]:
+        return [job.name for job in self.view.cluster().jobs.values()]
 
 
 RACER = Caller(uid=ALICE, gid=ALICE, name="alice", operator=False, trusted=False)
 
 
-def in_team(name: str) -> JobSpec:
-    return spec(name).model_copy(update={"queue": "team"})
+def in_queue(name: str, queue: str = "team") -> JobSpec:
+    return spec(name).model_copy(update={"queue": queue})
 
 
 async def racing(folder: Path, jobs: int, others: int) -> Racing:
@@ -195,21 +192,21 @@ async def racing(folder: Path, jobs: int, others: int) -> Racing:
     tree = Queues(rev=1, queues=(Queue(name="team", user_quota=UserQuota(jobs=jobs)),))
     await view.store.queues(0, tree, "q", "made")
     await view.refresh()
-    return Racing(view, others)
+    return Racing(view, *(in_queue(f"other{i}") for i in range(others)))
 
 
 async def test_two_submits_at_once_are_not_both_within_a_quota_of_one(tmp_path: Path) -> None:
     one = await racing(tmp_path, jobs=1, others=1)
     with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'team', which allows a user 1"):
         await one.submit()
-    assert [job.name for job in one.view.cluster().jobs.values()] == ["other0"]
+    assert one.names() == ["other0"]
 
 
 async def test_two_submits_at_once_that_are_both_within_it_are_both_taken(tmp_path: Path) -> None:
     one = await racing(tmp_path, jobs=2, others=1)
-    assert (await one.submit()).name == "mine"
+    await one.submit()
     assert one.claimed == 2, "judged again"
-    assert len(one.view.cluster().jobs) == 2, "and read"
+    assert one.names() == ["other0", "mine"], "and read"
 
 
 async def test_two_submits_at_once_to_two_queues_are_judged_by_the_quota_above_both(tmp_path: Path) -> None:
@@ -219,15 +216,11 @@ async def test_two_submits_at_once_to_two_queues_are_judged_by_the_quota_above_b
     below = (Queue(name=name, parent="all") for name in ("team", "vision"))
     await view.store.queues(0, Queues(rev=1, queues=(top, *below)), "q", "made")
     await view.refresh()
-    one, read = Racing(view, others=0), view.rev
-    other = in_team("other").model_copy(update={"queue": "vision"})
-    claims = QuotaClaims(queues=with_quotas(view.cluster(), RACER, [other]), read=read)
-    specs = await one.admit()
-    await view.store.submit("u0", other, ALICE, 1.0, "alice", "r0", claims=claims)
+    one = Racing(view, in_queue("other", "vision"))
     with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'all', which allows a user 1"):
-        await one.writer.written(RACER, specs, one.admit, one.write)
+        await one.submit()
     assert one.claimed == 1, "the store refused it"
-    assert [job.name for job in view.cluster().jobs.values()] == ["other"]
+    assert one.names() == ["other"]
 
 
 async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
@@ -241,8 +234,8 @@ async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
     await view.store.queues(0, tree, "q", "made")
     for name in ("mine", "other"):
         gang = spec_of_roles(name).model_copy(update={"queue": "team"})
-        signed = view.seal.control(name, first_control(gang, "alice", None))
-        await view.store.submit(name, gang, ALICE, 1.0, "alice", name, control=signed)
+        signed = view.seal.control(name, first_control(gang, "alice"))
+        await submit_one(view.store, name, gang, ALICE, 1.0, "alice", name, control=signed)
     await view.refresh()
     routes = JobRoutes(
         view, Throttle(lambda: view.config.limits, time.monotonic), UserDatabase(lambda _uid: "alice", time.monotonic)
@@ -286,21 +279,24 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
     limits.within_quota(owner, quota, [(large, 64), (spec(), 36)])
     with pytest.raises(ApiError, match=r"these are 101 jobs, more than the 100 that limits\.jobs allows ann"):
         limits.within_quota(owner, quota, [(spec(), 1), (spec(), 100)])
-    with pytest.raises(ApiError, match=r"would take \d{8} bytes or more, and limits\.job_bytes allows ann 16777216"):
+    with pytest.raises(ApiError, match=r"these jobs would take \d{8} bytes or more, and limits\.job_bytes allows ann"):
         limits.within_quota(owner, quota, [(large, 70)])
+    with pytest.raises(ApiError, match=r"this job would take 2\d{5} bytes or more") as alone:
+        limits.within_quota(owner, Quota(jobs=1, bytes=200_000), [(large, 1)])
+    assert alone.value.next_step.startswith("put long texts into files")
     view, signed = FakeView(tmp_path), 0
     await view.join()
-    batches = Batches(view, JobWriter(view))
+    routes = SubmitRoutes(view)
 
     async def sign(*_what: object) -> list[object]:
         nonlocal signed
         signed += 1
         return []
 
-    batches.__dict__["_signed"] = sign
+    routes.__dict__["_signed"] = sign
     with pytest.raises(ApiError, match=r"limits\.jobs"):
         mine = spec().model_copy(update={"user": "ann"})
-        await batches.submit(owner, {"request_id": "r"}, [Submission(mine, array="0-999")])
+        await routes.submit(owner, "r", [Submission(mine, array="0-999")])
     assert not signed
 
 
@@ -309,20 +305,20 @@ async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: 
     owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
     view = FakeView(tmp_path)
     await view.join()
-    batches = Batches(view, JobWriter(view))
+    routes = SubmitRoutes(view)
 
     def jobs(count: int, size: int) -> list[Submission]:
         one = spec().model_copy(update={"user": "ann"})
         brought = one.submitter.model_copy(update={"environ": {"PATH": "x" * size}})
         return [Submission(one.model_copy(update={"name": f"j{i}", "submitter": brought})) for i in range(count)]
 
-    answer = await batches.submit(owner, {"request_id": "r", "dry_run": True}, jobs(50, 100_000))
+    answer = await routes.submit(owner, "r", jobs(50, 100_000), dry_run=True)
     assert isinstance(answer.body, bytes)
     assert 100_000 < len(answer.body) < 400_000
     found = json.loads(answer.body)
     assert (len(found["jobs"]), found["submitter"]["user"]) == (50, "ann")
     with pytest.raises(ApiError, match=r"limits\.job_bytes"):
-        await batches.submit(owner, {"request_id": "r", "dry_run": True}, jobs(100, 200_000))
+        await routes.submit(owner, "r", jobs(100, 200_000), dry_run=True)
 
 
 async def test_a_spec_is_written_once_to_know_its_size(tmp_path: Path) -> None:
@@ -330,7 +326,7 @@ async def test_a_spec_is_written_once_to_know_its_size(tmp_path: Path) -> None:
     view, written = FakeView(tmp_path), list[str]()
     await view.join()
     for name in ("one", "two"):
-        await view.store.submit(name, spec(name), ALICE, 1.0, "alice", name)
+        await submit_one(view.store, name, spec(name), ALICE, 1.0, "alice", name)
     await view.refresh()
     jobs = list(view.cluster().jobs.values())
     size = sum(spec_bytes(job.spec) for job in jobs)

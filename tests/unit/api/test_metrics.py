@@ -31,6 +31,7 @@ from nodeagent.model.world import AloneRestart, Cause, PodReport
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec, spec_of_roles
 
 ROOT = Path(__file__).parents[3]
@@ -51,8 +52,8 @@ async def running(folder: Path, counted: Metrics | None = None) -> tuple[FakeVie
     gpus = (Gpu(uuid="cpu0", index=0), Gpu(uuid="GPU-b", index=1), Gpu(uuid="GPU-c", index=2, healthy=False))
     view.unlike["n1"] = {"gpus": gpus}  # the job's first slot has the name of a GPU: so that GPU is used
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
-    await view.store.submit("u2", spec_of_roles(), 1000, 1.0, "alice", "r2")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u2", spec_of_roles(), 1000, 1.0, "alice", "r2")
     await view.refresh()
     await view.form(view.job("digits"), 2)
     await view.refresh()
@@ -130,7 +131,7 @@ async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_pat
     await view.store.queues(0, Queues(rev=1, queues=queues), "q", "made")
     for i, queue in enumerate(("vision", "vision", "")):
         named = spec(f"j{i}").model_copy(update={"queue": queue})
-        await view.store.submit(f"u{i}", named, 1000, 1.0, "alice", f"r{i}")
+        await submit_one(view.store, f"u{i}", named, 1000, 1.0, "alice", f"r{i}")
     await view.refresh()
     first = min(view.job(name).since for name in ("j0", "j1"))
     page = values(metrics.text(view))
@@ -217,8 +218,8 @@ async def test_series_of_a_live_job_go_when_it_ends(tmp_path: Path) -> None:
 async def test_what_is_reported_of_roles(tmp_path: Path) -> None:
     view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
-    await view.store.submit("u1", spec_of_roles(), 1000, 1.0, "alice", "r1")
-    await view.store.submit("u2", spec(), 1000, 1.0, "alice", "r2")
+    await submit_one(view.store, "u1", spec_of_roles(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u2", spec(), 1000, 1.0, "alice", "r2")
     await view.refresh()
 
     def shown(name: str) -> dict[str, float]:
@@ -246,7 +247,7 @@ async def test_roles_that_have_series_are_bounded(tmp_path: Path) -> None:
     await view.join()
     many = spec_of_roles()
     roles = tuple(many.role.model_copy(update={"name": f"r{i}"}) for i in range(MAX_ROLES + 2))
-    await view.store.submit("u1", many.model_copy(update={"roles": roles}), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", many.model_copy(update={"roles": roles}), 1000, 1.0, "alice", "r1")
     await view.refresh()
     page = values(metrics.text(view))
     assert len([key for key in page if key[0] == "nodeagent_role_workers"]) == MAX_ROLES
@@ -256,7 +257,7 @@ async def test_jobs_that_have_series_are_bounded(tmp_path: Path) -> None:
     view, metrics = FakeView(tmp_path), MetricsPage(Metrics())
     await view.join()
     for i in range(MAX_JOBS + 3):
-        await view.store.submit(f"u{i}", spec(f"job{i:03}"), 1000, 1.0, "alice", f"r{i}")
+        await submit_one(view.store, f"u{i}", spec(f"job{i:03}"), 1000, 1.0, "alice", f"r{i}")
     await view.refresh()
     page = values(metrics.text(view))
     assert len([key for key in page if key[0] == "nodeagent_phase_seconds"]) == MAX_JOBS

@@ -16,6 +16,7 @@ from nodeagent.model.health import Figure
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.integration.shim_support import wait_for
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_nodehealth import post
 from tests.unit.api.test_server_away import answered, served
@@ -114,7 +115,7 @@ async def test_what_is_refused(tmp_path: Path, path: str, status: int, message: 
 
 async def test_what_a_job_uses_is_left_alone_unless_asked_for(tmp_path: Path) -> None:
     view, diagnosis = await made(tmp_path, hands(tmp_path))
-    await view.store.submit("u1", spec("digits"), 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u1", spec("digits"), 1000, time.time(), "alice", "r1")
     await view.refresh()
     await view.form(view.job("digits"), 2)
     await view.refresh()

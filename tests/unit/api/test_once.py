@@ -14,7 +14,9 @@ from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.once import as_asked, once
 from nodeagent.api.server import ApiServer
-from tests.unit.api.fakes import FakeView, spec
+from nodeagent.model.jobspec import Submission
+from tests.submitting import submit_one
+from tests.unit.api.fakes import FakeView, asked, spec
 
 Json = dict[str, Any]
 Change = tuple[str, str, Json]
@@ -49,7 +51,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec("digits", target=2), 1000, 1.0, "alice", "r-digits")
+    await submit_one(view.store, "u1", spec("digits", target=2), 1000, 1.0, "alice", "r-digits")
     await view.refresh()
     await view.obey()
     async with ApiServer(view, MetricsPage(Metrics())) as server:
@@ -65,13 +67,8 @@ def window(node: str, **more: object) -> Change:
     return "POST", "windows", {"nodes": [node], "starts": time.time() + 30 * 86_400.0, "seconds": 60.0} | more
 
 
-def submit(name: str, **more: object) -> Change:
-    return "POST", "jobs", {"spec": spec(name).model_copy(update=more).model_dump(mode="json")}
-
-
-def submit_all(*names: str) -> Change:
-    rows = [{"spec": spec(name).model_dump(mode="json", exclude={"submitter"})} for name in names]
-    return "POST", "jobs", {"jobs": rows, "submitter": spec("x").submitter.model_dump(mode="json")}
+def submit(*names: str, **more: object) -> Change:
+    return "POST", "jobs", asked(*(spec(name).model_copy(update=more) for name in names))
 
 
 REASON = {"reason": "disk"}
@@ -85,7 +82,7 @@ CHANGES: dict[str, Change] = {
     "delete": ("DELETE", "jobs/digits", {}),
     "scale": ("POST", "jobs/digits/scale", {"target": 1}),
     "submit": submit("other"),
-    "submit-all": submit_all("one", "two"),
+    "submit-two": submit("one", "two"),
     "queue-create": ("POST", "queues/more/create", {"settings": ["weight=2"]}),
     "queue-set": ("POST", "queues/team/set", {"settings": ["weight=3"]}),
     "queue-close": ("POST", "queues/team/close", {}),
@@ -118,7 +115,8 @@ async def test_the_same_again_is_answered_and_does_nothing(bench: Bench, verb: s
     before = await bench.state()
     again, answer = await bench.ask(CHANGES[verb], "same")
     assert again == status in (200, 201)
-    assert answer.get("uid", answer.get("name")) == first.get("uid", first.get("name"))
+    for key in ("uid", "name", "jobs"):
+        assert answer.get(key) == first.get(key)
     assert answer.get("changed") in (None, False)
     assert await bench.state() == before
 
@@ -130,7 +128,7 @@ SIMILAR: list[tuple[Change, Change]] = [
     (("POST", "jobs/digits/pause", {}), ("POST", "jobs/digits/resume", {})),
     (submit("other"), submit("other", priority=7)),
     (submit("other"), submit("another")),
-    (submit_all("one", "two"), submit_all("one", "three")),
+    (submit("one", "two"), submit("one", "three")),
     (
         ("POST", "queues/team/set", {"settings": ["weight=2"]}),
         ("POST", "queues/team/set", {"settings": ["weight=3"]}),
@@ -167,13 +165,25 @@ async def test_of_a_job_that_is_gone_the_request_is_not_answered_with_another(be
     await bench.ask(("DELETE", "jobs/other", {}), "delete")
     await bench.view.obey()
     await bench.view.obey()
-    assert first["uid"] not in bench.view.cluster().jobs
+    assert first["jobs"][0]["uid"] not in bench.view.cluster().jobs
     status, answer = await bench.ask(submit("other"), "same")
-    assert (status, answer["error"]["next"]) == (404, "submit it anew, with another request id")
+    assert (status, answer["error"]["next"]) == (404, "submit anew, with another request id")
+    assert answer["error"]["message"] == "this request was carried out before, and the job is not there any more"
+
+
+async def test_of_several_jobs_one_that_is_there_is_enough_for_the_same_answer(bench: Bench) -> None:
+    status, first = await bench.ask(submit("one", "two"), "same")
+    for name in ("one", "two"):
+        again, answer = await bench.ask(submit("one", "two"), "same")
+        assert (again, answer["jobs"]) == (status, first["jobs"]), f"{name} is there"
+        await bench.view.end(bench.view.job(name), "stopped", "by hand")
+        await bench.view.store.remove(bench.view.job(name).uid)
+    again, answer = await bench.ask(submit("one", "two"), "same")
+    assert (again, answer["error"]["message"].endswith("and the jobs are not there any more")) == (404, True), answer
 
 
 async def test_who_stops_an_array_under_a_used_id_is_refused(bench: Bench) -> None:
-    method, path, body = submit_all("sweep")
+    method, path, body = submit("sweep")
     body["jobs"][0]["array"] = "0-1"
     assert (await bench.ask((method, path, body), "array"))[0] == 201
     before = await bench.state()
@@ -190,5 +200,10 @@ def test_which_change_it_is_has_one_word_of_a_bounded_length() -> None:
 def test_a_job_is_the_same_from_elsewhere_and_a_moment_later() -> None:
     one = spec("digits")
     elsewhere = one.submitter.model_copy(update={"cwd": "/tmp", "host": "n9"})
-    assert as_asked(one) == as_asked(one.model_copy(update={"submitter": elsewhere, "begin": 5.0}))
-    assert as_asked(one) != as_asked(one.model_copy(update={"priority": 7}))
+
+    def of(array: str = "", **changes: object) -> dict[str, object]:
+        return as_asked(Submission(one.model_copy(update=changes), array=array))
+
+    assert of() == of(submitter=elsewhere, begin=5.0)
+    assert of() != of(priority=7)
+    assert of() != of(array="0-3")

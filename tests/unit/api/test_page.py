@@ -27,6 +27,7 @@ from nodeagent.model.job import BudgetEntry, JobEvent
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.world import Cause
 from nodeagent.osutil.tcp import SocketAddress, user_of
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
 Owner = Callable[[SocketAddress, SocketAddress], int | None]
@@ -46,7 +47,7 @@ async def running(folder: Path) -> FakeView:
     view = FakeView(folder)
     await view.join()
     job = spec("digits", env={"WORD": "s3cret"})
-    await view.store.submit("u1", job, 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u1", job, 1000, time.time(), "alice", "r1")
     await view.refresh()
     await view.form(view.job("digits"), 2)
     await view.refresh()
@@ -103,7 +104,7 @@ async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
 async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
     await view.refresh()
     await view.form(view.job("ctr"), 2)
     await view.refresh()
@@ -118,7 +119,7 @@ async def test_the_status_of_a_job_that_borrows_nodes(tmp_path: Path) -> None:
     await view.join()
     role = spec().role.model_copy(update={"nodes": Nodes(min=1, max=3, target=1, auto=True)})
     job = spec("digits").model_copy(update={"roles": (role,)})
-    await view.store.submit("u1", job, 1000, time.time(), "alice", "r1")
+    await submit_one(view.store, "u1", job, 1000, time.time(), "alice", "r1")
     await view.refresh()
     await view.form(view.job("digits"), 3)
     await view.refresh()
@@ -277,13 +278,13 @@ async def test_ended_jobs_that_are_shown_are_few_and_the_newest(tmp_path: Path) 
     view = FakeView(tmp_path)
     await view.join()
     for number in range(MAX_ENDED + 2):
-        await view.store.submit(f"u{number:02}", spec(f"job{number:02}"), 1000, 1.0, "alice", f"r{number}")
+        await submit_one(view.store, f"u{number:02}", spec(f"job{number:02}"), 1000, 1.0, "alice", f"r{number}")
         await view.refresh()
         await view.form(view.job(f"job{number:02}"), 1)
         await view.refresh()
         await view.succeed(view.job(f"job{number:02}"))
         await view.refresh()
-    await view.store.submit("live", spec("live"), 1000, 1.0, "alice", "r-live")
+    await submit_one(view.store, "live", spec("live"), 1000, 1.0, "alice", "r-live")
     await view.refresh()
     jobs, more = shown(view.cluster())
     assert [job.name for job in jobs] == ["live", *(f"job{n:02}" for n in range(MAX_ENDED + 1, 1, -1))]

@@ -16,6 +16,7 @@ from nodeagent.api import auth
 from nodeagent.api.auth import Caller
 from nodeagent.api.server import ApiServer
 from nodeagent.model.queue import Queue, Queues
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 
 Json = dict[str, Any]
@@ -41,7 +42,7 @@ class Bench:
 
     async def submit(self, name: str, queue: str) -> None:
         job = spec(name).model_copy(update={"queue": queue})
-        await self.view.store.submit(f"u-{name}", job, 1000, 1.0, "alice", f"s-{name}")
+        await submit_one(self.view.store, f"u-{name}", job, 1000, 1.0, "alice", f"s-{name}")
         await self.view.refresh()
 
 

@@ -21,6 +21,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import MOST_OPENED, find_job, written
 from nodeagent.api.server import ApiServer
 from nodeagent.model.jobspec import Array
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.plan.build import make_cluster, make_job, make_spec
 
@@ -31,7 +32,7 @@ async def served(folder: Path, *jobs: str) -> AsyncIterator[aiohttp.ClientSessio
     view = FakeView(folder, ("n1",))
     await view.join()
     for name in jobs:
-        await view.store.submit(f"u-{name}", spec(name), os.getuid(), 1.0, "alice", f"r-{name}")
+        await submit_one(view.store, f"u-{name}", spec(name), os.getuid(), 1.0, "alice", f"r-{name}")
     await view.refresh()
     async with ApiServer(view, MetricsPage(Metrics())) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))

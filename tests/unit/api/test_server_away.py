@@ -21,6 +21,7 @@ from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.errors import waits_for
+from tests.submitting import submit_one
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
 from tests.unit.ctl import samples
@@ -124,7 +125,7 @@ async def test_alive_but_not_ready(tmp_path: Path) -> None:
 async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
     view = Trying(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
     view.away_since, view.store.away = time.time(), True  # its answer may just have been late
     async with served(view) as session:
@@ -144,7 +145,7 @@ async def test_a_change_is_refused_at_once_while_the_store_is_known_to_be_away(t
     """Each change had the agent ask it, for two timeouts, and wait for those before it."""
     view = Trying(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
     view.away_since, view.asked = time.time() - HICCUP - 1, 0
     async with served(view) as session:
@@ -182,7 +183,7 @@ async def test_an_agent_that_started_while_the_store_is_away_says_so(tmp_path: P
 async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
     view.reasons = ("2 nodes are wanted",)
     async with served(view) as session:
@@ -201,7 +202,7 @@ async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_
 async def test_a_stall_that_is_no_hang_yet_is_reported(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
-    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await submit_one(view.store, "u1", spec(), 1000, 1.0, "alice", "r1")
     await view.obey()
     async with served(view) as session:
         _, before = await answered(session, "/v1/jobs/digits")

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
-from nodeagent.ctl.submit import _submit_all, send
+from nodeagent.ctl.submit import _print, send
 from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit
-from nodeagent.model.jobspec import JobSpec, Submission
+from nodeagent.model.jobspec import Submission
 from nodeagent.spec.jobargs import capture_submitter
 from nodeagent.spec.jobfile import parse_jobs
 
@@ -62,24 +62,24 @@ def answering(folder: Path, *answers: Answer) -> Iterator[Client]:
 
 
 @pytest.fixture
-def spec() -> JobSpec:
+def jobs() -> list[Submission]:
     text = "name: train\nnodes: 1\ncommand: [python, t.py]\n"
-    return parse_jobs(text, "job.yaml", capture_submitter({}, "/work"))[0].spec
+    return parse_jobs(text, "job.yaml", capture_submitter({}, "/work"))
 
 
 def test_it_waits_while_workers_of_the_last_job_still_stop(
-    tmp_path: Path, spec: JobSpec, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, jobs: list[Submission], capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = refusal("stopping", HELD)
-    with answering(tmp_path, held, held, (201, {"name": "train"})) as client:
-        assert send(client, spec, "r")["name"] == "train"
+    with answering(tmp_path, held, held, (201, {"jobs": [{"name": "train"}]})) as client:
+        assert send(client, jobs, "r")["jobs"] == [{"name": "train"}]
     assert [asked["request_id"] for asked in Agent.asked] == ["r"] * 3
     assert capsys.readouterr().err == f"job/train waits: {HELD}\n", "said once"
 
 
-def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, spec: JobSpec) -> None:
+def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, jobs: list[Submission]) -> None:
     with answering(tmp_path, refusal("state", "a job named train is live")) as client, pytest.raises(CtlError) as error:
-        send(client, spec)
+        send(client, jobs)
     assert error.value.code == Exit.REFUSED
     assert len(Agent.asked) == 1
 
@@ -96,16 +96,26 @@ def test_a_time_from_now_is_sent_as_it_is(tmp_path: Path) -> None:
     assert (row["begin_in"], row["spec"]["begin"]) == (7200.0, None)
 
 
-def test_a_dry_run_of_several_jobs_prints_a_file_of_several_jobs(
-    tmp_path: Path, spec: JobSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = [{"spec": {"name": "a"}, "jobs": 1}, {"spec": {"name": "b", "submitter": {"user": "bob"}}, "jobs": 1}]
-    with answering(tmp_path, (200, {"jobs": jobs, "submitter": {"user": "ann"}})) as client:
-        _submit_all(client, [Submission(spec), Submission(spec)], None, dry_run=True)
-    assert list(yaml.safe_load_all(capsys.readouterr().out)) == [
+def test_a_dry_run_of_several_jobs_prints_a_file_of_several_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [{"spec": {"name": "a"}, "jobs": 1}, {"spec": {"name": "b"}, "jobs": 3}]
+    _print({"jobs": found, "submitter": {"user": "ann"}})
+    shown = capsys.readouterr()
+    assert shown.out.startswith("name: a\n")
+    assert list(yaml.safe_load_all(shown.out)) == [
         {"name": "a", "submitter": {"user": "ann"}},
-        {"name": "b", "submitter": {"user": "bob"}},
+        {"name": "b", "submitter": {"user": "ann"}},
     ]
+    assert "job/b would be submitted, 3 times (dry run)" in shown.err
+
+
+def test_a_job_that_too_few_disks_have_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nnodes: 1\ncommand: [python, t.py]\npreload: []\n")
+    done = {"jobs": [{"name": "a", "uid": "u1", "unmet": ""}], "saved": {"text": "only n1 had it on disk"}}
+    with answering(tmp_path, (201, done)):
+        result = CliRunner().invoke(cli, ["submit", str(file), "--agent", str(tmp_path / "api.sock")])
+    assert (result.exit_code, result.stdout) == (Exit.TIMED_OUT, "job/a submitted (uid u1)\n"), result.output
+    assert "job/a submit: only n1 had it on disk" in result.stderr
 
 
 @pytest.mark.parametrize("words", [["validate", "-"], ["run", "--nproc-per-node", "1", "--", "sleep", "1"]])

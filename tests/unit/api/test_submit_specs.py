@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.batches import laid_out, read
 from nodeagent.api.errors import ApiError
-from nodeagent.api.jobs import _read_spec
 from nodeagent.api.requests import MAX_BODY
+from nodeagent.api.submit import laid_out, read, read_spec
 from nodeagent.model.jobspec import MOST_JOBS
 from nodeagent.spec.jobcheck import MOST_ENTRIES, MOST_PROBLEMS, MOST_VALUES, check_spec
 from tests.profiled import calls_of
 from tests.unit.api.fakes import spec
 
-GOOD: dict[str, Any] = spec().model_dump(mode="json", exclude={"after", "array"})
+GOOD: dict[str, Any] = spec().model_dump(mode="json", exclude={"submitter"})
+SUBMITTER: dict[str, Any] = spec().submitter.model_dump(mode="json")
 ROLE: dict[str, Any] = GOOD["roles"][0]
 MOST_ANSWER = 64 << 10
 """Bytes of a refusal."""
@@ -29,7 +29,7 @@ LONG = "é" * 50_000
 def refusal(value: Mapping[str, Any]) -> ApiError:
     """What the agent answers to this spec."""
     try:
-        problems = check_spec(_read_spec(value))
+        problems = check_spec(read_spec(value, SUBMITTER))
     except ApiError as error:
         return error
     assert problems
@@ -80,26 +80,26 @@ def test_a_large_job_that_a_person_may_have_is_read() -> None:
     terms = [{"label": f"l{i}", "values": [f"value-{j}" for j in range(256)]} for i in range(16)]
     large = {"env": {f"NAME_{i}": "x" * 50 for i in range(500)}, "preload": [f"a.b{i}" for i in range(500)]}
     value = GOOD | large | {"roles": [ROLE | {"command": ["x"] * 1500, "placement": {"require": terms}}]}
-    assert check_spec(_read_spec(value)) == []
+    assert check_spec(read_spec(value, SUBMITTER)) == []
 
 
 def test_jobs_of_a_batch_that_come_after_each_other_cost_no_more_than_their_names() -> None:
     names = [f"j{i}" for i in range(MOST_JOBS)]
-    rest = {key: value for key, value in GOOD.items() if key not in ("name", "submitter")}
+    rest = {key: value for key, value in GOOD.items() if key != "name"}
     body = {
-        "submitter": GOOD["submitter"],
+        "submitter": SUBMITTER,
         "jobs": [
             {"spec": rest | {"name": name}, "after": dict.fromkeys(names[max(0, i - 63) : i], "ok")}
             for i, name in enumerate(names)
         ],
     }
-    found = read(body, _read_spec)
+    found = read(body)
     assert calls_of(lambda: laid_out(found, "base")) < 4 * 63 * MOST_JOBS
 
 
 def test_jobs_of_a_batch_that_wait_for_each_other_are_named() -> None:
-    rest = {key: value for key, value in GOOD.items() if key not in ("name", "submitter")}
+    rest = {key: value for key, value in GOOD.items() if key != "name"}
     after = {"a": "b", "b": "c", "c": "b", "d": "elsewhere"}
     jobs = [{"spec": rest | {"name": name}, "after": {other: "ok"}} for name, other in after.items()]
     with pytest.raises(ApiError, match=r"jobs wait for each other: (b, c, b|c, b, c)$"):
-        laid_out(read({"submitter": GOOD["submitter"], "jobs": jobs}, _read_spec), "base")
+        laid_out(read({"submitter": SUBMITTER, "jobs": jobs}), "base")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,12 @@ import pytest
 from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
-from nodeagent.api.batches import read
-from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_any_job
 from nodeagent.api.server import ApiServer
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import JobSpec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from tests.unit.api.fakes import FakeView, spec
+from tests.submitting import submit_one
+from tests.unit.api.fakes import FakeView, asked, spec
 
 
 class RacingView(FakeView):
@@ -32,7 +28,7 @@ class RacingView(FakeView):
 
     async def join(self) -> None:
         await super().join()
-        await self.store.submit("u0", spec("other"), 1000, 1.0, "alice", "r-other")
+        await submit_one(self.store, "u0", spec("other"), 1000, 1.0, "alice", "r-other")
         await self.refresh()
         control = self.store.control
 
@@ -57,11 +53,10 @@ class Bench:
 
     async def submit(self, name: str) -> None:
         """An array of four with this name."""
-        row = {"spec": spec(name).model_dump(mode="json", exclude={"submitter"}), "array": "0-3"}
-        submitter = spec("x").submitter.model_dump(mode="json")
-        body = {"jobs": [row], "submitter": submitter, "request_id": f"submit-{name}"}
-        async with self._session.post("http://a/v1/jobs", json=body) as answer:
-            assert answer.status == 201, await answer.text()
+        body = asked(spec(name)) | {"request_id": f"submit-{name}"}
+        body["jobs"][0]["array"] = "0-3"
+        status, answer = await self.post(body)
+        assert status == 201, answer
 
     async def post(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         async with self._session.post("http://a/v1/jobs", json=body) as answer:
@@ -125,42 +120,6 @@ async def test_whatever_else_the_store_refuses_is_answered(bench: Bench, error: 
     assert (await bench.end("POST", "sweep/stop"))[0] == code
 
 
-def test_a_large_submitter_is_read_once_however_many_jobs_there_are() -> None:
-    """It is almost the whole of a body, and each of its 256 jobs would bring it along."""
-    sizes = []
-
-    def read_spec(value: object) -> JobSpec:
-        sizes.append(len(json.dumps(value)))
-        return JobSpec.model_validate(value)
-
-    row = spec("a").model_dump(mode="json", exclude={"submitter"})
-    submitter = spec("x").submitter.model_dump(mode="json") | {"environ": {"PATH": "x" * 100_000}}
-    other = submitter | {"user": "bob"}
-    rows = [*({"spec": row | {"name": f"a{i}"}} for i in range(20)), {"spec": row | {"submitter": other}}]
-    turned = read({"jobs": rows[::-1], "submitter": submitter}, read_spec)
-    assert [one.spec.submitter.user for one in turned] == ["bob"] + ["alice"] * 20
-    sizes.clear()
-    found = read({"jobs": rows, "submitter": submitter}, read_spec)
-    assert {one.spec.submitter.environ["PATH"] for one in found} == {"x" * 100_000}
-    assert [one.spec.submitter.user for one in found] == ["alice"] * 20 + ["bob"]
-    assert sum(sizes) < 300_000
-
-
-def test_a_time_from_now_is_counted_by_the_agent() -> None:
-    """The tool may be on a machine whose clock is wrong."""
-    row = spec("a").model_dump(mode="json", exclude={"submitter"})
-    rows = [{"spec": row, "begin_in": 7200}, {"spec": row, "begin_in": None}, {"spec": row | {"begin": 5.0}}]
-    before = time.time()
-    submitter = spec("x").submitter.model_dump(mode="json")
-    later, at_once, then = read({"jobs": rows, "submitter": submitter}, JobSpec.model_validate)
-    assert later.spec.begin is not None
-    assert before + 7200 <= later.spec.begin <= time.time() + 7200
-    assert (at_once.spec.begin, then.spec.begin) == (None, 5.0)
-    with pytest.raises(ApiError) as wrong:
-        read({"jobs": [{"spec": row, "begin_in": "+2h"}], "submitter": submitter}, JobSpec.model_validate)
-    assert wrong.value.message == "begin_in must be a number of seconds"
-
-
 async def test_a_name_that_many_jobs_come_after_is_looked_for_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,15 +129,10 @@ async def test_a_name_that_many_jobs_come_after_is_looked_for_once(
         looks.append(ref)
         return await find_any_job(view, ref)
 
-    monkeypatch.setattr("nodeagent.api.batches.find_any_job", find)
-    rows = [
-        {
-            "spec": spec(f"b{i}").model_dump(mode="json", exclude={"submitter"}),
-            "after": {"sweep-0": "any", "other": "ok"},
-        }
-        for i in range(5)
-    ]
-    body = {"jobs": rows, "submitter": spec("x").submitter.model_dump(mode="json"), "request_id": "many"}
+    monkeypatch.setattr("nodeagent.api.submit.find_any_job", find)
+    body = asked(*(spec(f"b{i}") for i in range(5))) | {"request_id": "many"}
+    for row in body["jobs"]:
+        row["after"] = {"sweep-0": "any", "other": "ok"}
     status, answer = await bench.post(body)
     assert status == 201, answer
     assert sorted(looks) == ["other", "sweep-0"]
@@ -193,13 +147,13 @@ async def test_a_name_of_two_arrays_means_the_callers_own(bench: Bench) -> None:
     mine = view.job("sweep-0").spec.array
     assert mine is not None
     array = mine.model_copy(update={"id": "array-other", "index": 100})
-    await view.store.submit("x", spec("sweep-100", array=array), 7, 1.0, "mallory", "r-x")
+    await submit_one(view.store, "x", spec("sweep-100", array=array), 7, 1.0, "mallory", "r-x")
     await view.refresh()
     status, answer = await bench.end("GET", "sweep")
     assert (status, answer["id"]) == (200, mine.id)
-    row = {"spec": spec("b").model_dump(mode="json", exclude={"submitter"}), "after": {"sweep": "any"}}
-    submitter = spec("x").submitter.model_dump(mode="json")
-    status, answer = await bench.post({"jobs": [row], "submitter": submitter, "request_id": "after"})
+    body = asked(spec("b")) | {"request_id": "after"}
+    body["jobs"][0]["after"] = {"sweep": "any"}
+    status, answer = await bench.post(body)
     assert status == 201, answer
     assert [after.uid for after in view.job("b").spec.after] == [mine.id]
     status, answer = await bench.end("DELETE", "sweep")
