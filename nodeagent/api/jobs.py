@@ -214,7 +214,7 @@ class JobRoutes:
             base = self._writer.foundation(job)  # before anything else is read: the verdict is of this very record
             one = asked.of(job)
             if (made := await earlier(self.view.store, one)) is not None:
-                disks = await saved(self.view, job.rev, era)
+                disks = await saved(self.view, made.rev, era)
                 return web.json_response(await self._json(job) | disks | intents.repeated(asked, made.did))
             change = intents.scale(asked, base, self.view.cluster().served) or anew(job, base)
             new, claims = None if change is None else self._writer.signed(base, change, who), None
@@ -262,10 +262,10 @@ class JobRoutes:
         uid = found.uid
         await self._writer.may_change(who, found)
         one, era = once(name, intent.__name__, uid), self.view.era
-        if await earlier(self.view.store, one) is not None:
+        if (made := await earlier(self.view.store, one)) is not None:
             await seen(self.view)
             after = await find_any_job(self.view, uid)
-            disks = await saved(self.view, after.rev, era)
+            disks = await saved(self.view, made.rev, era)
             return web.json_response(await self._json(after) | disks | {"changed": False, "repeated": True})
         if uid not in self.view.cluster().jobs:
             return await self._change_past(who, found, intent)

@@ -44,8 +44,8 @@ def as_asked(job: Submission) -> dict[str, object]:
 
 
 async def earlier(store: Store, asked: Once) -> Answer | None:
-    """The subject of the same change, made under this id before, and its ``more``; None if the id is new. Raises
-    ``ApiError`` (``state``) if the id belongs to another change."""
+    """What the store keeps of the same change, made under this id before, with its ``more`` alone; None if the id is
+    new. Raises ``ApiError`` (``state``) if the id belongs to another change."""
     kept = await store.request(asked.request)
     return None if kept is None else same(asked, kept)
 
@@ -55,7 +55,7 @@ def same(asked: Once, kept: Answer) -> Answer:
     change, _, more = kept.did.partition(" ")
     if change != asked.change:
         raise other_change(asked.request)
-    return Answer(subject=kept.subject, did=more)
+    return kept.model_copy(update={"did": more})
 
 
 def other_change(request: str) -> ApiError:

@@ -16,7 +16,7 @@ from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import earlier, once
-from nodeagent.api.requests import NEVER, saved, seen, write_again
+from nodeagent.api.requests import saved, seen, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
@@ -180,11 +180,9 @@ class QueueRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_queues(who)
         one, dry_run = once(requests.request_id(asked), "queue", *figures), asked.get("dry_run") is True
-        if await earlier(self.view.store, one) is not None:
-            era = self.view.era
-            kept = await self.view.store.queues(NEVER, self.view.cluster().queues, one.request, "", one.did())
+        if (made := await earlier(self.view.store, one)) is not None:
             found = {"changed": False, "changes": [], "dry_run": dry_run, "warning": ""}
-            return web.json_response(found | await saved(self.view, kept.rev, era))
+            return web.json_response(found | await saved(self.view, made.rev, self.view.era))
 
         async def attempt() -> tuple[Json, int | None, str]:
             cluster, era = self.view.cluster(), self.view.era

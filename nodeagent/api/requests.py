@@ -304,10 +304,6 @@ async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) ->
     return response
 
 
-NEVER = -1
-"""The revision to expect of a record that is only to be read, by the request that wrote it: no record has it, so
-nothing is written if that request is not known any more."""
-
 Done = TypeVar("Done")
 
 WRITE_TRIES = 4

@@ -177,7 +177,8 @@ class SubmitRoutes:
         if not dry_run and (made := await earlier(self._view.store, one)) is not None:
             # Whatever would refuse it by now. A job that is not in the view yet would be taken for one that is gone.
             await self._view.refresh()
-            return await self._submitted(jobs, made.subject, await self._revision(jobs, made.subject), era)
+            await self._still_there(uids(made.subject, sum(job.count for job in jobs)))
+            return await self._submitted(jobs, made.subject, made.rev, era)
         names = {name for job in jobs for name in job.names()}
         # The store knows of each job's name, but of no array's: commands could not tell it from a job's.
         self._free({job.spec.name for job in jobs if job.indices is not None} | (names if dry_run else set()))
@@ -240,13 +241,12 @@ class SubmitRoutes:
         ]
         return web.json_response({"jobs": rows} | await saved(self._view, rev, era), status=201)
 
-    async def _revision(self, jobs: Sequence[_Job], first: str) -> int:
-        """The newest of these jobs, which a request submitted before. Raises ``ApiError`` if none is there any more."""
-        made, records = uids(first, sum(job.count for job in jobs)), self._view.cluster().jobs
-        if revs := [records[uid].rev for uid in made if uid in records]:
-            return max(revs)
+    async def _still_there(self, made: Sequence[str]) -> None:
+        """Raises ``ApiError`` if none of the jobs that a request submitted is there any more."""
+        if not self._view.cluster().jobs.keys().isdisjoint(made):
+            return
         try:
-            return (await find_any_job(self._view, first)).rev
+            await find_any_job(self._view, made[0])
         except ApiError as error:
             if error.code != "not_found":
                 raise

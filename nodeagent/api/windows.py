@@ -15,7 +15,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import Once, earlier, once
-from nodeagent.api.requests import NEVER, saved, seen, write_again
+from nodeagent.api.requests import saved, seen, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
@@ -107,10 +107,8 @@ class WindowRoutes:
         if (made := await earlier(self.view.store, asked)) is not None:
             cluster = self.view.cluster()
             there = [window_json(cluster, window) for window in _stored(cluster) if window.id == made.did]
-            era = self.view.era
-            record = await self.view.store.windows(NEVER, cluster.windows, asked.request, "", asked.did())
             found = {"changed": False, "window": there[0] if there else None}
-            return web.json_response(found | await saved(self.view, record.rev, era))
+            return web.json_response(found | await saved(self.view, made.rev, self.view.era))
 
         async def attempt() -> tuple[Window, int, str]:
             cluster, era = self.view.cluster(), self.view.era

@@ -523,8 +523,9 @@ class RedisStore:
             found = await link.evaluate(load("request", bare=True), self._prefix, request)
         if found is None:
             return None
-        subject, _, did = str(found).partition(" ")
-        return Answer(subject=subject, did=did)
+        text, rev = found
+        subject, _, did = str(text).partition(" ")
+        return Answer(subject=subject, did=did, rev=_revision(rev))
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         new = settlement.control.model_copy(update={"rev": settlement.control_rev + 1})

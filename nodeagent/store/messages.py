@@ -407,3 +407,5 @@ class Answer(Record):
     """The job's uid, the node, ``queues`` or ``windows``."""
     did: str = ""
     """The change, in the words of the program that made it: the first of them says which one it was."""
+    rev: int = 0
+    """The newest revision, and so one at which it is written."""
