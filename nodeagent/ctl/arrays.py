@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.client import ENDED, Client, array_path
+from nodeagent.ctl.client import ENDED, Client, array_path, look_up
 from nodeagent.ctl.output import count as count_of
 from nodeagent.ctl.terminal import CtlError, Exit, echo
-from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, mention_unsaved, wait
+from nodeagent.ctl.waiting import wait, waits
 
 Json = dict[str, Any]
 
@@ -19,19 +19,10 @@ def members(client: Client, rows: list[Json], name: str) -> list[Json]:
     named = [row for row in rows if row["array"] is not None and row["array"]["name"] == name]
     if not named:
         return []
-    meant = _id(client, name)
+    meant = (look_up(client, array_path(name)) or {}).get("id")
     newest = max(named, key=lambda row: (row["array"]["id"] == meant, row["phase"] not in ENDED, row["submitted"]))
     found = newest["array"]["id"]
     return sorted((row for row in named if row["array"]["id"] == found), key=lambda row: int(row["array"]["index"]))
-
-
-def _id(client: Client, name: str) -> str | None:
-    try:
-        return str(client.get(array_path(name))["id"])
-    except CtlError as error:
-        if error.code != Exit.NOT_FOUND:
-            raise
-        return None
 
 
 def folded(rows: list[Json]) -> list[Json]:
@@ -86,21 +77,13 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
             echo(f"{what} is gone")
         return error.retried
     count = len(after["jobs"])
-    if no_wait:
-        echo(f"{what} {verb} asked for: {count_of(count, 'job')}")
-        demand_saved(f"{what} {verb}", after)
+    if not waits(client, f"{what} {verb}", after, no_wait, f"{what} {verb} asked for: {count_of(count, 'job')}"):
         return True
-    mention_unsaved(f"{what} {verb}", after)
-    client.endure(AGENT_AWAY_LIMIT)
 
     def left() -> int:
         """Jobs that still exist, or have not ended."""
-        try:
-            now = client.get(path)
-        except CtlError as error:
-            if error.code == Exit.NOT_FOUND:
-                return 0
-            raise
+        if (now := look_up(client, path)) is None:
+            return 0
         live = [int(number) for phase, number in now["phases"].items() if verb == "delete" or phase not in ENDED]
         return sum(live) + (0 if verb == "delete" else int(now["stopping"]))
 

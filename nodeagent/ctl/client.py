@@ -430,6 +430,16 @@ def _query(query: dict[str, object]) -> str:
     return f"?{urlencode(chosen)}" if chosen else ""
 
 
+def look_up(client: Client, path: str) -> Json | None:
+    """The answer to a GET; None where there is no such thing. Raises ``CtlError`` as ``Client.get`` does."""
+    try:
+        return client.get(path)
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND:
+            raise
+        return None
+
+
 def job_path(job: str) -> str:
     """The path of a job, by name or uid."""
     return f"/v1/jobs/{quote(job, safe='')}"

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.arrays import end_all
-from nodeagent.ctl.client import ENDED, Client, job_path
+from nodeagent.ctl.client import ENDED, Client, job_path, look_up
 from nodeagent.ctl.options import (
     agent_option,
     connect,
@@ -20,7 +20,7 @@ from nodeagent.ctl.options import (
     which_job,
 )
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, job_line, mention_unsaved, wait
+from nodeagent.ctl.waiting import job_line, wait, waits
 
 Json = dict[str, Any]
 
@@ -70,17 +70,9 @@ class DeletedError(CtlError):
 
 def looked_at(client: Client, job: Json) -> Json:
     """This job as it is now. Raises ``DeletedError``: it was there when the wait began."""
-    try:
-        return client.get(job_path(job["uid"]))
-    except CtlError as error:
-        if error.code != Exit.NOT_FOUND:
-            raise
-        raise DeletedError(job["name"]) from None
-
-
-def _wait(client: Client, job: Json, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
-    client.endure(AGENT_AWAY_LIMIT)
-    return wait(lambda: looked_at(client, job), done, job_line, timeout, what)
+    if (found := look_up(client, job_path(job["uid"]))) is None:
+        raise DeletedError(job["name"])
+    return found
 
 
 @click.command(short_help="Stop a job's workers, keep the job.")
@@ -163,11 +155,10 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     if verb == "resume" and not after["changed"] and not after.get("repeated") and running(after):
         echo(f"job/{after['name']} runs already: there was nothing to resume")
         return
-    if asked["no_wait"]:
-        echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
-        demand_saved(f"job/{after['name']} {verb}", after)
+    what = f"job/{after['name']} {verb}"
+    text = f"{what} {'asked for' if after['changed'] else 'was asked for already'}"
+    if not waits(client, what, after, asked["no_wait"], text):
         return
-    mention_unsaved(f"job/{after['name']} {verb}", after)
 
     def settled(job: Json) -> bool:
         if done(job):
@@ -176,7 +167,8 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
         return False
 
     try:
-        last = _wait(client, after, settled, asked["timeout"], f"{verb} {after['name']}")
+        look, bound = lambda: looked_at(client, after), asked["timeout"]
+        last = wait(look, settled, job_line, bound, f"{verb} {after['name']}")
     except DeletedError:
         if verb != "stop":
             raise
@@ -219,20 +211,11 @@ def delete(
             raise
         echo(f"job/{name} is gone")
         return
-    if no_wait:
-        echo(f"job/{name} delete asked for")
-        demand_saved(f"job/{name} delete", after)
+    if not waits(client, f"job/{name} delete", after, no_wait, f"job/{name} delete asked for"):
         return
-    mention_unsaved(f"job/{name} delete", after)
-    client.endure(AGENT_AWAY_LIMIT)
 
-    def look() -> Json | None:
-        try:
-            return client.get(job_path(uid))
-        except CtlError as error:
-            if error.code == Exit.NOT_FOUND:
-                return None
-            raise
+    def line(job: Json | None) -> str:
+        return job_line(job) if job else ""
 
-    wait(look, lambda j: j is None, lambda j: job_line(j) if j else "", timeout, f"deleting {name}")
+    wait(lambda: look_up(client, job_path(uid)), lambda job: job is None, line, timeout, f"deleting {name}")
     echo(f"job/{name} deleted")

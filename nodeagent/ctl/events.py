@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.client import Client, job_path, look_up
 from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
 from nodeagent.ctl.output import dump, fold, moment, terminal_width, yaml_text
-from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, one_line
+from nodeagent.ctl.terminal import BrokeOffError, echo, one_line
 from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, POLL
 
 Json = dict[str, Any]
@@ -83,12 +83,7 @@ def events(
 def _uid(client: Client, job: str) -> str:
     """Of the job with this name: where the connection breaks off, the name may be another one's by the time it is back.
     The name itself, if only events are left of the job. Raises ``CtlError``."""
-    try:
-        return str(client.get(job_path(job))["uid"])
-    except CtlError as error:
-        if error.code != Exit.NOT_FOUND:
-            raise
-        return job
+    return str((look_up(client, job_path(job)) or {"uid": job})["uid"])
 
 
 def _text(event: Json, fmt: str) -> str:

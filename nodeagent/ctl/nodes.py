@@ -18,7 +18,7 @@ from nodeagent.ctl.options import (
 )
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, mention_unsaved, wait
+from nodeagent.ctl.waiting import demand_saved, wait, waits
 
 Json = dict[str, Any]
 
@@ -130,12 +130,8 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     """
     client = connect(ctx)
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
-    if no_wait:
-        echo(f"node/{after['name']} draining")
-        demand_saved(f"node/{after['name']} drain", after)
+    if not waits(client, f"node/{after['name']} drain", after, no_wait, f"node/{after['name']} draining"):
         return
-    mention_unsaved(f"node/{after['name']} drain", after)
-    client.endure(AGENT_AWAY_LIMIT)
 
     def empty(now: Json) -> bool:
         _not_taken_back(now, after["rev"])

@@ -30,7 +30,7 @@ from nodeagent.ctl.options import (
 )
 from nodeagent.ctl.output import count
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
-from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, demand_saved, job_line, mention_unsaved, wait
+from nodeagent.ctl.waiting import job_line, wait, waits
 
 Json = dict[str, Any]
 
@@ -129,11 +129,10 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
     text = f"job/{name} " + (f"{what} is {want} already" if before == want else f"{what} {before} -> {want}")
     if after.get("repeated") and asked["request_id"]:
         text += " was asked for with this request id before: nothing new was done"
-    if asked["no_wait"] or after["desired"] == "pause":
-        echo(text + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
-        demand_saved(f"job/{name} {verb}", after)
+    paused = after["desired"] == "pause"
+    text += " (paused: it counts when it runs again)" if paused else ""
+    if not waits(client, f"job/{name} {verb}", after, asked["no_wait"] or paused, text):
         return
-    mention_unsaved(f"job/{name} {verb}", after)
     last = _wait(client, after, request, want, asked["timeout"], role)
     nodes = count(last["world_nodes"], "node")
     had = f"with {count(last['roles'][role]['places'], 'place')} of {role} on {nodes}" if role else f"on {nodes}"
@@ -170,7 +169,6 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
             return False
         return running(job) and (mine is not None or has(job) == want)
 
-    client.endure(AGENT_AWAY_LIMIT)
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
     spec = looked_at(client, after)["spec"]
     bound += max([spec["grace"], *(one.get("grace") or 0.0 for one in spec["roles"])]) + SETTLING

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from nodeagent.ctl.client import Client
 from nodeagent.ctl.output import span
 from nodeagent.ctl.terminal import CtlError, WaitTimedOutError, echo, status_line
 
@@ -75,6 +76,18 @@ def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], s
 def job_line(job: Json) -> str:
     """A job's state in one line."""
     return f"{job['name']}: {job['phase']}: {job['reason'] or 'no reason given'}"
+
+
+def waits(client: Client, what: str, after: Json, no_wait: bool, text: str) -> bool:
+    """The agent has accepted a command. Returns whether that waits for more; with ``no_wait`` it ends with this text,
+    and done means saved. Raises ``WaitTimedOutError``."""
+    if no_wait:
+        echo(text)
+        demand_saved(what, after)
+        return False
+    mention_unsaved(what, after)
+    client.endure(AGENT_AWAY_LIMIT)
+    return True
 
 
 def demand_saved(what: str, after: dict[str, Any]) -> None:

@@ -112,6 +112,19 @@ def test_a_list_in_pages_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert client.Client([]).pages("/v1/nodes") == {"apiVersion": "/v1/nodes", "items": ["a", "b", "c"]}
 
 
+@pytest.mark.parametrize("code", [Exit.NOT_FOUND, Exit.REFUSED])
+def test_only_what_is_not_there_is_nothing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def answer(_client: client.Client, path: str) -> dict[str, object]:
+        raise CtlError(f"not {path}", code)
+
+    monkeypatch.setattr(client.Client, "get", answer)
+    if code == Exit.NOT_FOUND:
+        assert client.look_up(client.Client([]), "/v1/jobs/a") is None
+        return
+    with pytest.raises(CtlError, match="not /v1/jobs/a"):
+        client.look_up(client.Client([]), "/v1/jobs/a")
+
+
 def test_nobody(nowhere: Path) -> None:
     with pytest.raises(NoAgentError) as raised:
         client.find()
