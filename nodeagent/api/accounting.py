@@ -7,7 +7,6 @@ from the view come from the store's history. Must never change anything.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -73,11 +72,7 @@ class AccountingRoutes:
             "store_away_since": health.store_away_since, "unread": unread_json(unread),
         }  # fmt: skip
 
-        def text() -> bytes:
-            return json.dumps(usage_json(chosen, cast("By", by), self._names.shown) | about).encode()
-
-        body = await requests.written(text)
-        return web.Response(body=body, content_type="application/json", charset="utf-8")
+        return await requests.written_answer(lambda: usage_json(chosen, cast("By", by), self._names.shown) | about)
 
     async def _past(self) -> tuple[list[JobRecord], list[Unread]]:
         """The whole history, which retention bounds, and which of it cannot be read; empty while the store is away,

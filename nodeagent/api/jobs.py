@@ -7,7 +7,6 @@ decided on a record that has changed since.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -115,12 +114,11 @@ class JobRoutes:
             found = job_json(job, cluster, pods[job.uid], now, not answered, self._names.shown, plan)
             return shown_to(found | {"lent": lent} | plan, seen=auth.may_see(who, job))
 
-        def text() -> bytes:
+        def found() -> Json:
             rows = map(row, sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)))
-            return json.dumps(items([*rows], store_away_since=health.store_away_since)).encode()
+            return items([*rows], store_away_since=health.store_away_since)
 
-        # In a thread: for a thousand jobs it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
+        return await requests.written_answer(found)
 
     async def _planned_all(self, cluster: Cluster) -> dict[str, Json]:
         """``_planned`` of every job, by uid. The line is the one of ``cluster``, looked up once: by a later slice the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved, seen
-from nodeagent.api.serializers import items, node_json
+from nodeagent.api.serializers import Json, items, node_json
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW
@@ -49,14 +48,13 @@ class NodeRoutes:
         room, after = min(requests.number(request, "limit") or PAGE, PAGE), request.query.get("after", "")
         away = self.view.health().store_away_since
 
-        def text() -> bytes:
+        def found() -> Json:
             work, names = work_on(cluster), sorted(name for name in cluster.nodes if name > after)
             rows = [node_json(cluster.nodes[name], cluster, now, work) for name in names[:room]]
             more = names[room - 1] if len(names) > room else ""
-            return json.dumps(items(rows, store_away_since=away, next=more)).encode()
+            return items(rows, store_away_since=away, next=more)
 
-        # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
+        return await requests.written_answer(found)
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""

@@ -278,11 +278,7 @@ class TopRoutes:
         here = "" if me is None else me.facts.boot_id
         about = {"store_away_since": self.view.health().store_away_since}
 
-        def text() -> bytes:
-            return json.dumps(top_json(cluster, pods, here, machine_usage()) | about).encode()
-
-        # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
+        return await requests.written_answer(lambda: top_json(cluster, pods, here, machine_usage()) | about)
 
 
 def live_jobs(cluster: Cluster) -> list[JobRecord]:

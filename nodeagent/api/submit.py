@@ -29,6 +29,7 @@ from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.requests import find_any_job, saved, seen, write_again
+from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, Control, JobRecord
 from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission, Submitter
 from nodeagent.plan.queueing.dependencies import is_awaited
@@ -221,16 +222,14 @@ class SubmitRoutes:
         it would be answered 256 times."""
         unmet = await self._unmet(jobs)
 
-        def text() -> bytes:
+        def found() -> Json:
             rows = [
                 {"spec": job.spec.model_dump(exclude={"submitter"}), "jobs": job.count, "unmet": why}
                 for job, why in zip(jobs, unmet, strict=True)
             ]
-            return json.dumps(
-                {"dry_run": True, "submitter": jobs[0].spec.submitter.model_dump(), "jobs": rows}
-            ).encode()
+            return {"dry_run": True, "submitter": jobs[0].spec.submitter.model_dump(), "jobs": rows}
 
-        return web.Response(body=await requests.written(text), content_type="application/json")
+        return await requests.written_answer(found)
 
     async def _submitted(self, jobs: Sequence[_Job], first: str, rev: int, era: str) -> web.Response:
         """``first``: the first job's uid, of the first call if this request came before."""
