@@ -361,11 +361,19 @@ class Agent:
             self._stop_everything()
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that is over still run here")
+            if self._membership.former:
+                await self._leave_as_former()
             self._membership.renew_life()
             self._process.alive(cut_off=False)
             self.advert.vouch()
         await self._membership.join()
         self.joined.set()
+
+    async def _leave_as_former(self) -> None:
+        if not await self._failsafe.let_promises_end():
+            raise StoreRefusedError("lease_held", f"what {self._membership.former} may promise others cannot be ended")
+        await self._membership.leave_as_former()
+        self._failsafe.leaving = self._leaving
 
     async def _rounds(self) -> None:
         due: float | None = None

@@ -520,6 +520,26 @@ class Membership:
         self._readiness, self._pods = readiness, pods
         return readiness != before and not self._in_other_words(before, now) and self._urgent.may(now)
 
+    @property
+    def former(self) -> str:
+        """The node that this life is, where the config names another one. Empty otherwise."""
+        return self._identity.before
+
+    async def leave_as_former(self) -> None:
+        """Give back the former node's lease, which the lease process would renew on: whoever gets that name could not
+        join, and jobs would wait for a node that is no more. Only when nothing of it runs here, and nothing is promised
+        in its name. Raises StoreUnavailableError and StoreRefusedError: to be tried again."""
+        try:
+            await self._look_for_two_stores()
+            await self._store.leave(self.former, self.incarnation)
+        except StoreUnavailableError as error:
+            self._unanswered(error)
+            self.reason = str(error)
+            raise
+        except StoreRefusedError as refusal:
+            if refusal.code not in ("lost", "not_current"):  # else it is over
+                raise
+
     def renew_life(self) -> None:
         """When it is ``lost``: take a new life. Only when nothing of the old one runs here any more."""
         self._identity.renew()

@@ -76,12 +76,13 @@ def usage(memory: int) -> PodUsage:
 
 def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
-    start: int = 1,
+    start: int = 1, identity: Identity | None = None,
 ) -> Membership:  # fmt: skip
-    identity = Identity(folder, "b", None, "n1")
-    identity.node, identity.incarnation = "n1", Incarnation(life=life, start=start)
+    if identity is None:
+        identity = Identity(folder, "b", None, "n1")
+        identity.node, identity.incarnation = "n1", Incarnation(life=life, start=start)
     context = AgentContext(
-        "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
+        identity.node, TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics().left_undecided),
     )  # fmt: skip
     return Membership(context, identity, node("n1").facts)
@@ -256,6 +257,36 @@ async def test_no_beat_goes_in_a_life_that_has_not_joined_yet(tmp_path: Path) ->
     assert [beat.life for beat in store.beats] == ["a"], "what waited was not sent"
     await lease.beat()
     assert lease.incarnation == second
+
+
+async def test_the_lease_of_a_former_name_is_given_back_only_in_the_store_where_it_runs(tmp_path: Path) -> None:
+    clock, words = Clock(), Words()
+    server = Server(clock.now)
+    store = HereStore(server)
+
+    def has_left() -> bool:
+        return server.state.nodes["n1"].left
+
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    identity = Identity(tmp_path, "b", "n9", "n1")
+    identity.node, identity.before, identity.incarnation = "n9", "n1", lease.incarnation
+    renamed = make_lease(tmp_path, clock, store, "a", words=words, identity=identity)
+    assert (renamed.lost, renamed.former) == (True, "n1")
+    words.renewed_at, words.renewed_in = "10.0.0.9:6379", "another"
+    with pytest.raises(StoreUnusableError, match=r"10\.0\.0\.9"):
+        await renamed.leave_as_former()
+    assert not has_left()
+    words.renewed_at = ""
+    await renamed.leave_as_former()
+    assert has_left()
+    await make_lease(tmp_path, clock, store, "c").join()
+    await renamed.leave_as_former()  # its answer was lost, and by now another machine has the name
+    assert not has_left()
+    server.restart()
+    with pytest.raises(StoreRefusedError) as refused:
+        await renamed.leave_as_former()
+    assert refused.value.code == "recovering"
 
 
 async def test_the_first_beat_that_is_answered_again_is_followed_by_one_that_says_so(tmp_path: Path) -> None:
