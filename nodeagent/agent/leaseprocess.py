@@ -21,7 +21,7 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.agent.questions import Names
-from nodeagent.lease.core import LeaseState
+from nodeagent.lease.core import NOBODY_WAITS, LeaseState
 from nodeagent.lease.lending import LoanRow, Promises, Table
 from nodeagent.lease.order import (
     LeaseOrder,
@@ -90,9 +90,10 @@ class LeaseProcess(Protocol):
     def wake(self) -> None:
         """There is a new grant file, or the store answers again."""
 
-    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
-        """The agent is there. ``cut_off``: the store has not answered what it asked last. ``stands_still``: and others
-        may wait for what it has to start or to report, while nothing runs here."""
+    def alive(self, cut_off: bool, standing: Mapping[str, int] = NOBODY_WAITS) -> None:
+        """The agent is there. ``cut_off``: the store has not answered what it asked last. ``standing``: and others may
+        wait for what it has to start or to report of these jobs (uids), each with the number of the generation, of
+        which nothing runs here."""
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         """By this it asks for failsafe time, and lends it, from now on. False if the order cannot be written: then it
@@ -195,9 +196,11 @@ class LocalLeaseProcess:
     def wake(self) -> None:
         self._send({})
 
-    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
-        facts = {"alive": True, "cut_off": cut_off, "stands_still": stands_still}
-        self._send({fact: True for fact, holds in facts.items() if holds})
+    def alive(self, cut_off: bool, standing: Mapping[str, int] = NOBODY_WAITS) -> None:
+        word: dict[str, object] = {"alive": True}
+        if cut_off:
+            word |= {"cut_off": True, "standing": " ".join(f"{uid} {number}" for uid, number in standing.items())}
+        self._send(word)
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._known = Table(self._boot, self._node, life, leaving, jobs)

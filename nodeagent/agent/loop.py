@@ -38,7 +38,7 @@ from nodeagent.osutil.clock import wait_for
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.members import needed_by
-from nodeagent.plan.pods.running import stands_still
+from nodeagent.plan.pods.running import standing
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
@@ -263,7 +263,7 @@ class Agent:
             self.advert.date_health()
             if not self._membership.lost:  # or workers that do not end would keep the lease of a life that is over
                 cut_off = self._membership.away_since is not None
-                self._process.alive(cut_off, stands_still=cut_off and self._stands_still())
+                self._process.alive(cut_off, self._standing() if cut_off else {})
             self.advert.peer(self._process.address())
             self.advert.date_notice()
             self._host.ping()
@@ -285,9 +285,9 @@ class Agent:
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
-    def _stands_still(self) -> bool:
+    def _standing(self) -> dict[str, int]:
         life, host = self._membership.incarnation.life, self._host
-        return stands_still(self.cluster(), self._node, life, host.status(), lambda uid: host.granted(uid).barred)
+        return standing(self.cluster(), self._node, life, host.status(), lambda uid: host.granted(uid).barred)
 
     def _may_skip(self, now: float) -> bool:
         """Whether this beat may be skipped: the lease process renews the lease, there is nothing to do, to tell or to

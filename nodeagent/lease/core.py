@@ -3,13 +3,12 @@ it.
 
 | state | the agent speaks | it is silent | renewed | refused | a job waits for it |
 |---|---|---|---|---|---|
-| holding | hold on (+) | for ``patience``: stopping | grant | lost | after a lease of silence (*): let it go |
+| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence (*): let it go |
 | stopping (workers end in order) | stop on | stop on | grant | lost | let it go |
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
 
 (*) or after one in which the store answered this process, and not the agent, which speaks: it is cut off.
-(+) but one that is cut off, while nothing runs here that others may wait for, counts as silent.
 
 Stopping and giving up end with the lease given back, once no worker can run (the shims have reported it, or their time
 and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. So does letting go of one
@@ -83,7 +82,9 @@ class Core:
         """What this node has promised others, as it is written down."""
         self._estranged = False
         """The store's last answer is of another era than the agent's last order."""
-        self._agent_seen = self._agent_reached = self._agent_useful = now
+        self._agent_seen = self._agent_reached = now
+        self.standing: Mapping[str, int] = NOBODY_WAITS
+        """As the agent said last, if it is cut off: see ``agent_seen``."""
         self._answered_since = NEVER
         """When the first of the renewals was sent that have been answered in time since one was not."""
         self._until = 0.0
@@ -132,14 +133,13 @@ class Core:
         if old != order:
             self._next = now
 
-    def agent_seen(self, now: float, cut_off: bool = False, stands_still: bool = False) -> None:
-        """The agent speaks. ``cut_off``: the store has not answered what it asked last. ``stands_still``: nothing runs
-        here, and others may wait for what it cannot start or report."""
-        self._agent_seen = now
+    def agent_seen(self, now: float, cut_off: bool = False, standing: Mapping[str, int] = NOBODY_WAITS) -> None:
+        """The agent speaks. ``cut_off``: the store has not answered what it asked last. ``standing``: nothing runs here
+        of these jobs (uids), of generations with these numbers, and others may wait for what it cannot start or
+        report."""
+        self._agent_seen, self.standing = now, standing
         if not cut_off:
             self._agent_reached = now
-        if not stands_still:
-            self._agent_useful = now
 
     def woke(self, now: float, slept: float) -> None:
         """The machine was suspended for so many seconds: nobody here was silent meanwhile, or cut off."""
@@ -206,10 +206,6 @@ class Core:
             return None
         if self.state == "holding" and now - self._agent_seen > order.patience:
             self._depart(now, False, f"its agent was silent for {now - self._agent_seen:.0f} s")
-        useless = now - max(self._agent_useful, self._answered_since)  # a store that answers nobody here is no reason
-        if self.state == "holding" and useless > order.patience:
-            why = f"its agent was cut off from the store for {useless:.0f} s"
-            self._depart(now, False, f"{why}, with nothing running here that others may wait for")
         gone = self.departure
         if gone is not None:
             quiet = all(at >= gone.stop_before for at in obeyed().values())

@@ -71,7 +71,7 @@ TURN = 0.5
 """Seconds between two looks while there is no order."""
 SLICE = 0.25
 """Seconds between two beats of the pulse while the store is waited for."""
-LONGEST_WORD = 512
+LONGEST_WORD = 2048
 MOST_TROUBLES = 100
 """Kinds of trouble that are reported, each once."""
 
@@ -260,8 +260,8 @@ class Process:
             return False
         now, urgent = boottime(), False
         match _word(data):
-            case {"alive": True, "cut_off": True, **rest}:
-                self._core.agent_seen(now, cut_off=True, stands_still="stands_still" in rest)
+            case {"alive": True, "cut_off": True, "standing": str(text)}:
+                self._core.agent_seen(now, cut_off=True, standing=jobs_and_numbers(text))
             case {"alive": True}:
                 self._core.agent_seen(now)
             case {**rest} if not rest:
@@ -321,8 +321,9 @@ class Process:
             self._look_for_pods = True
             arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
             if call == "renew":
-                step = order.renew
-                arguments |= {"length": round(order.lease * 1000), "asks": core.asks(now)}
+                step, asks = order.renew, core.asks(now)
+                arguments |= {"length": round(order.lease * 1000), "asks": asks}
+                arguments |= {"standing": core.standing} if asks else {}
             elif call == "let go":
                 free = core.free_of(now, self._obeyed)
                 if free is None or core.withdrawn != self._withdrawn:

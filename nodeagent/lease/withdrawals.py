@@ -2,7 +2,8 @@
 until when, and what stays barred. A part of ``core``; pure.
 
 The agent of another member has found a fault, and the job's next generation cannot begin before this node runs nothing
-of the one before. So the time of that job's pod is taken back, and of no other; when nothing of it can run any more the
+of the one before. Or the others wait for what this node's agent cannot start or report, of a generation of which
+nothing runs here. So the time of that job's pod is taken back, and of no other; when nothing of it can run any more the
 store is told. Its generations up to that one are barred here for the rest of the node's life, whatever an agent with an
 old view orders, and this node lends them nothing. A newer one starts as any other does.
 """

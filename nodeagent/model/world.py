@@ -26,11 +26,11 @@ CauseKind = Literal[
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
 is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
-stopped its own workers because it could not renew its lease. ``port_taken``: another user's process has a port that was
-kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was full, of which its pod had
-no more than its share. ``runtime_failed``: podman could not start a container. ``join_failed``: workers of a node that
-had just joined failed at once. ``hardware``: a node or GPU in use is unfit. ``share``: idle nodes were borrowed, or
-borrowed ones returned."""
+stopped its own workers because it could not renew its lease, or has let go of the job. ``port_taken``: another user's
+process has a port that was kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was
+full, of which its pod had no more than its share. ``runtime_failed``: podman could not start a container.
+``join_failed``: workers of a node that had just joined failed at once. ``hardware``: a node or GPU in use is unfit.
+``share``: idle nodes were borrowed, or borrowed ones returned."""
 
 
 class Token(Record):
@@ -235,8 +235,9 @@ class PodReport(Record):
     one."""
 
     state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused", "left"]
-    """``lost``: the shim died. ``fenced``: the shim stopped the workers because no agent granted it time. ``refused``:
-    the workers could not start. ``left``: stopped as planned; ``reason`` says whether the last steps were saved."""
+    """``lost``: the shim died. ``fenced``: the shim stopped the workers because no agent granted it time, or the
+    node has let go of the job. ``refused``: the workers could not start. ``left``: stopped as planned; ``reason`` says
+    whether the last steps were saved."""
     exits: Listed[WorkerExit] = ()
     """None if ``succeeded``: all workers have exited 0."""
     reason: str = ""

@@ -187,11 +187,18 @@ class Bench:
         return await (store or self.store).beat(beat)
 
     async def renew(
-        self, node: str, length: int = LONG, *, life: str = "", era: str | None = None, asks: bool = False
+        self,
+        node: str,
+        length: int = LONG,
+        *,
+        life: str = "",
+        era: str | None = None,
+        asks: bool = False,
+        standing: Mapping[str, int] | None = None,
     ) -> Mapping[str, int]:
         """As its lease process does: the jobs that wait for the node, with the generation that it holds."""
-        era = await self.era() if era is None else era
-        waits = (await renew_lease(self.calls, node, life or self.lives[node].life, era, length, asks=asks)).waits
+        about = (node, life or self.lives[node].life, await self.era() if era is None else era, length)
+        waits = (await renew_lease(self.calls, *about, asks=asks, standing=standing)).waits
         await self._shortened(length)
         return waits
 

@@ -8,8 +8,6 @@ from tests.contract.bench import Bench, generation, refused, spend
 async def test_one_job_is_let_go_and_the_node_stays(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a", "n3": "n3-a"})
-    await bench.let_go("n1", job.uid, 1)
-    assert (await bench.job()).rev == job.rev, "nobody waits for it"
     job = await bench.propose(job, "n2", "n3")
     for other in (0, 2):
         await bench.let_go("n1", job.uid, other)
@@ -70,3 +68,69 @@ async def test_of_many_jobs_that_wait_a_renewal_names_few_and_the_next_ones_the_
         for uid, number in waiting.items():
             gone |= await bench.let_go("n1", uid, number)
     assert gone == dict.fromkeys(jobs, 1)
+
+
+# --- of a generation that is active
+
+
+async def test_a_member_that_stands_still_is_let_go_if_its_gang_may_wait_for_it(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a", "n2": "n2-a"})
+    standing = {job.uid: 1, "of no job": 1}
+    assert await bench.renew("n1", standing=standing) == {}, "its agent speaks, and is not cut off"
+    for other in (None, {}, {job.uid: 2}, {"of no job": 1}):
+        assert await bench.renew("n1", asks=True, standing=other) == {}
+    assert await bench.renew("n3", asks=True, standing=standing) == {}, "no member"
+    assert await bench.renew("n1", asks=True, standing=standing) == {job.uid: 1}
+    before = (await bench.job()).rev
+    await bench.let_go("n1", job.uid, 2)
+    await bench.let_go("n3", job.uid, 1)
+    assert (await bench.job()).rev == before
+    assert await bench.let_go("n1", job.uid, 1) == {job.uid: 1}
+    job = await bench.job()
+    found = generation(job)
+    why = "n1 let go of it, since its agent is silent or cut off from the store"
+    report = found.reports["n1"]
+    assert (report.state, report.reason, report.seq) == ("fenced", why, 1)
+    assert (found.state, sorted(found.members), len(found.holders)) == ("active", ["n1", "n2"], 0)
+    event = (await bench.store.events("0-0", 500))[-1]
+    assert (event.kind, event.node, event.generation) == ("NodeLetGo", "n1", 1)
+    assert await bench.let_go("n1", job.uid, 1) == {job.uid: 1}, "its answer was lost on the way"
+    assert await bench.renew("n1", asks=True, standing=standing) == {}, "nobody waits for it any more"
+    assert (await bench.job()).rev == job.rev
+
+
+async def test_it_is_a_holder_of_the_next_generation_until_it_lets_go_again(bench: Bench) -> None:
+    """What has let go once is no proof that no agent has started it since: the gang waits for the node as for any."""
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a", "n2": "n2-a"})
+    await bench.let_go("n1", job.uid, 1)
+    job = await bench.propose(await bench.job(), "n2", "n3")
+    assert generation(job).holders.keys() == {"n1", "n2"}
+    for node in ("n2", "n3"):
+        job = await bench.ack(job, node)
+    assert generation(job).state == "forming"
+    assert await bench.renew("n1", asks=True, standing={job.uid: 1}) == {job.uid: 1}
+    await bench.let_go("n1", job.uid, 1)
+    job = await bench.store.activate(job.uid, generation(job).token)
+    assert generation(job).state == "active"
+
+
+async def test_what_it_has_reported_itself_stands(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "running")
+    assert await bench.renew("n1", asks=True, standing={job.uid: 1}) == {job.uid: 1}
+    job = await bench.report(job, "n1", "failed")
+    assert await bench.renew("n1", asks=True, standing={job.uid: 1}) == {}
+    await bench.let_go("n1", job.uid, 1)
+    assert generation(await bench.job()).reports == generation(job).reports
+
+
+async def test_a_generation_that_forms_waits_for_no_member_that_is_mute(bench: Bench) -> None:
+    """It is proposed anew; one that has acknowledged it is let go when it is active."""
+    await bench.up("n1", "n2")
+    job = await bench.ack(await bench.propose(await bench.submit(), "n1", "n2"), "n1")
+    assert await bench.renew("n1", asks=True, standing={job.uid: 1}) == {}
+    await bench.ack(job, "n2")
+    assert await bench.renew("n1", asks=True, standing={job.uid: 1}) == {job.uid: 1}

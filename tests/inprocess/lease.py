@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nodeagent.lease.core import LeaseState
+from nodeagent.lease.core import NOBODY_WAITS, LeaseState
 from nodeagent.lease.lending import LoanRow, Promises
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse, unannounced
 from nodeagent.lease.withdrawals import jobs_and_numbers
@@ -24,9 +24,20 @@ class Renewed(NamedTuple):
     """The newest revision that woke nobody."""
 
 
-async def renew_lease(calls: Calls, node: str, life: str, era: str, length: int, *, asks: bool = False) -> Renewed:
+async def renew_lease(
+    calls: Calls,
+    node: str,
+    life: str,
+    era: str,
+    length: int,
+    *,
+    asks: bool = False,
+    standing: Mapping[str, int] | None = None,
+) -> Renewed:
     """Renew for ``length`` ms. ``asks``: its agent is silent. Raises what steps raise."""
     about: dict[str, object] = {"node": node, "life": life, "era": era, "length": length, "asks": asks}
+    if standing is not None:
+        about["standing"] = standing
     clocks, waits = await calls.step("renew_lease", about)
     return Renewed(jobs_and_numbers(str(waits)), unannounced(str(clocks)))
 
@@ -61,7 +72,7 @@ class Words:
     def wake(self) -> None:
         """There is nobody to be woken."""
 
-    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
+    def alive(self, cut_off: bool, standing: Mapping[str, int] = NOBODY_WAITS) -> None:
         self.cut_off.append(cut_off)
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader, grant_key, write_grant
+from nodeagent.lease.main import LONGEST_WORD
 from nodeagent.lease.order import LeaseOrder, order_file, script_of
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.statefiles import find_holder
@@ -257,7 +258,7 @@ async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node
         node.say({"alive": True})
         node.say(b"\xff{")
         node.say({"alive": 1})
-        node.say("x" * 600)
+        node.say("x" * (LONGEST_WORD + 1))
         await asyncio.sleep(0.05)
     assert node.status.state == "holding"
     assert node.grant().stop_before == 0.0
@@ -271,7 +272,7 @@ async def test_an_agent_that_says_that_it_is_cut_off_makes_its_node_mute_and_kee
     await node.renewed_again()
 
     async def mute() -> bool:
-        node.say({"alive": True, "cut_off": True})
+        node.say({"alive": True, "cut_off": True, "standing": ""})
         return any(one.mute for one in (await world.bench.beat("n2")).nodes if one.id == NODE)
 
     await until(mute)
@@ -280,19 +281,6 @@ async def test_an_agent_that_says_that_it_is_cut_off_makes_its_node_mute_and_kee
         await mute()
     assert node.status.state == "holding"
     assert node.grant().until > boottime()
-
-
-async def test_one_that_is_cut_off_and_stands_still_counts_as_silent(world: World, node: Node) -> None:
-    world.begin(patience=1.0)
-    await node.renewed_again()
-
-    def stops() -> bool:
-        node.say({"alive": True, "cut_off": True, "stands_still": True})
-        return node.grant().stop_before > 0
-
-    await node.until(stops)
-    assert node.status.state == "stopping"
-    assert node.status.why.startswith("its agent was cut off from the store for 1 s")
 
 
 async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
@@ -379,6 +367,30 @@ async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_oth
     assert (node.status.state, node.grant().barred) == ("holding", 0.0)
     why = "its agent is silent or cut off from the store, and the job waits"
     assert f"lets go of generation 1 of job {job.uid}: {why}" in node.log
+
+
+async def test_a_cut_off_agents_node_lets_the_job_go_that_waits_for_what_it_cannot_start_and_no_other(
+    world: World, node: Node
+) -> None:
+    await world.bench.up("n2")
+    job = await world.bench.active(await world.bench.submit(), NODE, "n2")
+    key = grant_key(job.uid)
+    node.add(key)
+    world.begin(lease=0.5, promise=0.5)
+    await node.until(lambda: node.grant(key).until > boottime())
+
+    def barred() -> bool:
+        node.say({"alive": True, "cut_off": True, "standing": f"{job.uid} 1"})
+        return node.grant(key).barred == 1.0
+
+    with Watcher(node) as other:
+        await node.until(barred)
+        assert (await world.generation(job.uid)).reports == {}, "its shim has not said that nothing runs"
+        node.obey(node.grant(key).stop_before, key)
+        await node.until(lambda: node.grant(key).until > boottime())
+        assert (await world.generation(job.uid)).reports[NODE].state == "fenced"
+    assert other.looks and not other.over
+    assert (node.status.state, node.grant().barred) == ("holding", 0.0)
 
 
 async def test_no_restart_takes_back_that_a_job_is_let_go(world: World, node: Node) -> None:

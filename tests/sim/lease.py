@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from nodeagent.lease.core import Core, Departure, LeaseState
+from nodeagent.lease.core import NOBODY_WAITS, Core, Departure, LeaseState
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.links import MOST_LINKS
@@ -37,8 +37,9 @@ class LeaseSteps:
     def __init__(self, server: inprocess.Server) -> None:
         self._calls = HereCalls(server)
 
-    async def renew(self, order: LeaseOrder, asks: bool) -> Renewed:
-        return await renew_lease(self._calls, order.node, order.life, order.era, millis(order.lease), asks=asks)
+    async def renew(self, order: LeaseOrder, asks: bool, standing: Mapping[str, int]) -> Renewed:
+        about = (order.node, order.life, order.era, millis(order.lease))
+        return await renew_lease(self._calls, *about, asks=asks, standing=standing if asks else None)
 
     async def leave(self, order: LeaseOrder, why: str) -> None:
         about = {"node": order.node, "life": order.life, "start": order.start, "era": order.era, "why": why}
@@ -184,7 +185,7 @@ class SimLease:
         error: StoreError | None = None
         try:
             if call == "renew":
-                renewed = await self._steps.renew(order, core.asks(sent))
+                renewed = await self._steps.renew(order, core.asks(sent), core.standing)
             elif call == "let go":
                 free = core.free_of(sent, self._obeyed)
                 gone = await self._steps.let_go(order, *free) if free is not None else {}
@@ -316,9 +317,9 @@ class SimLease:
             self.core.urge(self.clock.now())
         self._words.set()
 
-    def hear(self, cut_off: bool, stands_still: bool) -> None:
+    def hear(self, cut_off: bool, standing: Mapping[str, int]) -> None:
         if self.core is not None:
-            self.core.agent_seen(self.clock.now(), cut_off, stands_still)
+            self.core.agent_seen(self.clock.now(), cut_off, standing)
 
     def know(self, node: str, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> None:
         table = Table("", node, life, leaving, jobs)
@@ -347,8 +348,8 @@ class SimLeaseProcess:
     def wake(self) -> None:
         self._say(self._lease.wake)
 
-    def alive(self, cut_off: bool, stands_still: bool = False) -> None:
-        self._say(lambda: self._lease.hear(cut_off, stands_still))
+    def alive(self, cut_off: bool, standing: Mapping[str, int] = NOBODY_WAITS) -> None:
+        self._say(lambda: self._lease.hear(cut_off, standing))
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._say(lambda: self._lease.know(self._node, life, leaving, jobs))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
-from nodeagent.agent import savedview
+from nodeagent.agent import loop, savedview
 from nodeagent.agent.comparison import Comparison
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.pace import WakePace
@@ -425,6 +425,28 @@ def takes_the_time_of_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "grant", grant)
 
 
+def lets_go_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
+    """A lease process lets a job go as soon as it has taken the pod's time back, whatever its shim says."""
+    real = Core.free_of
+    patch.setattr(Core, "free_of", lambda core, now, obeyed: real(core, now, dict))
+
+
+def what_runs_stands_still(patch: pytest.MonkeyPatch) -> None:
+    """An agent that is cut off says of all its pods that they stand still."""
+    real = running_pod._waited_for
+    patch.setattr(running_pod, "_waited_for", lambda job, node, life, _status: real(job, node, life, None))
+
+
+def a_node_stands_still_as_a_whole(patch: pytest.MonkeyPatch) -> None:
+    """An agent that is cut off says of no pod that it stands still while another one of its node runs."""
+    real = running_pod.standing
+
+    def standing(cluster: Cluster, node: str, life: str, statuses: Mapping[str, PodStatus], *more: Any) -> Any:
+        return real(cluster, node, life, statuses, *more) if all(one.quiet for one in statuses.values()) else {}
+
+    patch.setattr(loop, "standing", standing)
+
+
 def marks_lost_unnoticed(patch: pytest.MonkeyPatch) -> None:
     """Who may have missed the mark of a removal, which is gone by now, reads on."""
     change(patch, ("math.max(A.rev, A.anew or 0) < tonumber(meta.horizon or '0')", "false"))
@@ -792,6 +814,9 @@ MUTANTS = (
     Mutant(leaves_before_its_workers_are_gone, provocations.wakes_when_it_was_given_up),
     Mutant(lets_go_with_promises, provocations.lets_go_after_it_lent),
     Mutant(takes_the_time_of_all, provocations.one_of_two_jobs_waits_for_a_stuck_node),
+    Mutant(lets_go_before_its_workers_are_gone, provocations.one_of_two_jobs_waits_for_a_stuck_node),
+    Mutant(what_runs_stands_still, provocations.one_of_two_jobs_stands_still_on_a_node_that_is_cut_off),
+    Mutant(a_node_stands_still_as_a_whole, provocations.one_of_two_jobs_stands_still_on_a_node_that_is_cut_off),
     Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
     Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(every_renewal_is_a_usual_one, provocations.the_store_goes_back_while_agents_are_dead),

@@ -20,6 +20,7 @@ from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
 from tests.sim.roles import WHOLE, end, role
 from tests.sim.teams import Returns
+from tests.sim.test_directed import acknowledged
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_growth import breaks
 from tests.sim.test_mute import ENOUGH, spare_that_falls_silent, trains_undisturbed
@@ -344,6 +345,30 @@ async def one_of_two_jobs_waits_for_a_stuck_node(c: SimCluster) -> None:
     node.thaw()
     await asyncio.sleep(10)
     assert node.machine.running("uid-k") == ran, "the job that did not wait"
+
+
+async def one_of_two_jobs_stands_still_on_a_node_that_is_cut_off(c: SimCluster) -> None:
+    """A node's agent is cut off as it acknowledges a generation, and never reads that all have. That gang forms anew
+    without the node; another job trains on there. It is back at any time."""
+    await c.submit("k", 4, 4, 4)
+    await c.until(lambda: c.find("k") is not None and c.whole("k"), 90, "whole")
+    ran = {name: node.machine.running("uid-k") for name, node in c.nodes.items()}
+    for turn in range(1, 4):
+        name = f"j{turn}"
+        await c.submit(name, 3, 3, 3)
+        await c.until(lambda: bool(acknowledged(c, name)), 30, "one has acknowledged")  # noqa: B023
+        node = c.nodes[acknowledged(c, name)[0]]
+        node.link.agent_loses = "large replies"
+        await c.until(lambda: c.job(name).phase == "running", 5, "it is active")  # noqa: B023
+        if turn > 1:
+            await asyncio.sleep(c.rng.uniform(TIMING.lease - 1, TIMING.lease + 2))
+            node.link.restore()
+        await c.until(lambda: c.whole(name), 2 * TIMING.lease + 2, "whole")  # noqa: B023
+        node.link.restore()
+        await asyncio.sleep(TIMING.lease)
+        assert {one: c.nodes[one].machine.running("uid-k") for one in ran} == ran, "the job that trains"
+        await c.operate(name, desired="stop", delete=True)
+        await c.until(lambda: c.find(name) is None, 30, "deleted")  # noqa: B023
 
 
 async def lets_go_after_it_lent(c: SimCluster) -> None:

@@ -140,45 +140,61 @@ def test_a_gang_trains_on_with_a_member_whose_agent_is_cut_off() -> None:
     simulate(3, scenario)
 
 
-def test_a_member_whose_agent_is_cut_off_as_it_acknowledges_is_replaced() -> None:
+@pytest.mark.parametrize("busy", [False, True], ids=["nothing else runs there", "another job trains there"])
+def test_a_member_whose_agent_is_cut_off_as_it_acknowledges_is_replaced(busy: bool) -> None:
     """Its acknowledgement is there, and it never reads that all are: it starts nothing, and the others' workers waited
-    for its own until their own time was over, which cost their budget."""
+    for its own until their own time was over, which cost their budget. Where another job trained there, without end."""
 
     async def scenario(c: SimCluster) -> None:
+        if busy:
+            await c.submit("k", 3, 3, 3)
+            await running(c, 3, "k")
         await c.submit("j", 2, 2, 2)
         await c.until(lambda: bool(acknowledged(c)), 30, "one has acknowledged")
         stuck = c.nodes[acknowledged(c)[0]]
+        trains, life = stuck.machine.running("uid-k"), c.server.state.nodes[stuck.name].incarnation.life
         stuck.link.agent_loses = "large replies"
         await c.until(lambda: c.job("j").phase == "running", 5, "it is active")
-        await asyncio.sleep(2 * TIMING.lease)
-        assert not stuck.machine.pods["uid-j"].alive and there(c, stuck)
-        await running(c, 2, limit=AgentConfig().without_agent + 5)
+        await asyncio.sleep(TIMING.heartbeat)
+        assert not stuck.machine.pods[UID].alive
+        await running(c, 2, limit=2 * TIMING.lease + 2)
         now = c.job("j").generation
         assert now is not None and stuck.name not in now.members
         assert not any(entry.counts for entry in c.job("j").budget.values())
+        await asyncio.sleep(AgentConfig().without_agent)
         stuck.link.restore()
-        await c.until(lambda: there(c, stuck), 5.0, "the node is there again")
+        await c.until(lambda: not c.server.state.nodes[stuck.name].mute, 5.0, "its agent is back")
+        assert there(c, stuck) and c.server.state.nodes[stuck.name].incarnation.life == life, "the node stayed"
+        assert stuck.machine.running("uid-k") == trains, "who does not wait trains on"
 
-    simulate(3, scenario)
+    simulate(3, scenario, slots=8)
 
 
-def test_a_fault_that_a_cut_off_agent_cannot_report_is_found_when_its_patience_is_over() -> None:
+@pytest.mark.parametrize("busy", [False, True], ids=["nothing else runs there", "another job trains there"])
+def test_a_fault_that_a_cut_off_agent_cannot_report_is_found(busy: bool) -> None:
     """The other workers wait for the one that failed, and do not fail themselves."""
 
     async def scenario(c: SimCluster) -> None:
+        if busy:
+            await c.submit("k", 3, 3, 3)
+            await running(c, 3, "k")
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
         generation = c.job("j").generation
         assert generation is not None
         stuck = c.nodes[generation.ordered()[0].node]
+        trains = stuck.machine.running("uid-k")
         stuck.link.agent_loses = "requests"
         stuck.machine.peers = lambda *_about: None
         await asyncio.sleep(2 * TIMING.lease)
+        await running(c, 3)
         stuck.machine.worker_ends(UID, 0, signal=9)
-        await running(c, 2, limit=AgentConfig().without_agent + 5)
+        await running(c, 2, limit=TIMING.lease + 2)
         assert not any(entry.counts for entry in c.job("j").budget.values())
+        await asyncio.sleep(AgentConfig().without_agent)
+        assert there(c, stuck) and stuck.machine.running("uid-k") == trains
 
-    simulate(3, scenario)
+    simulate(3, scenario, slots=8)
 
 
 def test_a_store_that_answers_nobody_for_a_while_makes_no_agent_count_as_cut_off() -> None:

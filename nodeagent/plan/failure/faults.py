@@ -140,6 +140,8 @@ def reported_fault(case: FaultCase, reports: Mapping[str, PodReport]) -> Fault |
 
 def _pod_fault(case: FaultCase, kind: CauseKind, node: str, report: PodReport) -> Fault:
     what, why = _POD_FAULTS[report.state], report.reason
+    if kind == "fenced" and why and not report.exits:
+        what = "no worker of the job runs"
     if kind == "runtime_failed":
         what, _, why = why.partition(": ")
     text = f"{what} on {node}" + (f": {why}" if why else "")

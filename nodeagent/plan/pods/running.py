@@ -7,6 +7,7 @@ How a report reads is ``report.py``'s, what follows from it ``failure/faults.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Generation, PodReport
@@ -32,6 +33,10 @@ from nodeagent.plan.pods.report import (
     with_crowd,
 )
 from nodeagent.pods.base import PodStatus
+
+MOST_STANDING = 16
+"""Jobs of which one word to the lease process says that they stand still here. The next ones name others, once these
+are let go."""
 
 
 def run(case: PodCase) -> PodAction | None:
@@ -174,25 +179,35 @@ def _look(case: PodCase, generation: Generation, status: PodStatus) -> LookAtWor
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
-def stands_still(
+def standing(
     cluster: Cluster, node: str, life: str, statuses: Mapping[str, PodStatus], barred: Callable[[str], float]
-) -> bool:
-    """Nothing runs on this node, and a gang may wait for what has not begun here, or for a fault that was not reported.
-    ``barred``: the newest generation of a job (uid) that the node has let go of. Of an agent that has read nothing
-    since its start the pods alone say so: one of them has promised what it has not started."""
-    if not all(status.quiet for status in statuses.values()):
-        return False
-    if not cluster.jobs:
-        return any(pod.highest is not None and pod.highest != pod.generation for pod in statuses.values())
-    for uid, job in cluster.jobs.items():
-        generation, member, status = job.generation, present_members(job).get(node), statuses.get(uid)
-        if generation is None or member is None or member.life != life or generation.number <= barred(uid):
-            continue
-        if final_report(generation.reports.get(node)):
-            continue
-        if status is None or status.generation != generation.token:
-            return True
+) -> dict[str, int]:
+    """The jobs (uids) of which nothing runs on this node, while their gangs may wait for what has not begun here, or
+    for a fault that was not reported: each with the number of that generation. Of many the first. ``barred``: the
+    newest generation of a job (uid) that the node has let go of. Of an agent that has read nothing since its start the
+    pods alone say so: what they have promised and not started."""
+    if cluster.jobs:
+        waited_for = {uid: _waited_for(job, node, life, statuses.get(uid)) for uid, job in cluster.jobs.items()}
+    else:
+        waited_for = {uid: _promised_only(status) for uid, status in statuses.items()}
+    found = ((uid, number) for uid, number in waited_for.items() if number > barred(uid))
+    return dict(islice(found, MOST_STANDING))
+
+
+def _waited_for(job: JobRecord, node: str, life: str, status: PodStatus | None) -> int:
+    """The number of the generation whose other members may wait for this one, of which nothing runs; 0: none."""
+    generation, member = job.generation, present_members(job).get(node)
+    if generation is None or member is None or member.life != life or not (status is None or status.quiet):
+        return 0
+    if final_report(generation.reports.get(node)):
+        return 0
+    if status is not None and status.generation == generation.token:
         report = read_report(of_member(status, member))
-        if report is None or report.state != "succeeded":
-            return True
-    return False
+        if report is not None and report.state == "succeeded":
+            return 0  # what was done would be done again
+    return generation.number
+
+
+def _promised_only(status: PodStatus) -> int:
+    highest = status.highest
+    return highest.number if status.quiet and highest is not None and highest != status.generation else 0

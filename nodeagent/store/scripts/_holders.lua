@@ -142,18 +142,27 @@ local function retire(node, lives_on, but)
   end
 end
 
+-- Whether a gang may wait for this member of its active generation: in this life, and it has not reported how it ended.
+local function is_awaited(life, state, member, report)
+  local reported = string.match(report or '', '^%d+ (%a+)')
+  return state == 'active' and member and cjson.decode(member).life == life and (reported or 'running') == 'running'
+end
+
 -- The jobs that cannot go on before this life of the node has let go of them, as words: uid and number of the generation
--- that it holds; or ''. A node has few, and the next call names those that this one has left out. A job that only misses
--- its acknowledgement goes on without it: the node is mute.
-local function jobs_that_wait(node, life)
+-- that it holds, or of the active one of which nothing runs there (`standing`: uid to number); or ''. A node has few, and
+-- the next call names those that this one has left out. A job that only misses its acknowledgement goes on without it: the
+-- node is mute.
+local function jobs_that_wait(node, life, standing)
   local MOST = 16
   local uids, words = {}, {}
   for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
     uids[uid] = true
   end
   for _, uid in ipairs(sorted_keys(uids)) do
-    local found = redis.call('HMGET', P .. 'job:' .. uid, 'holder:' .. node, 'active_number')
-    if #words < 2 * MOST and found[1] and found[2] and cjson.decode(found[1]).life == life then
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'holder:' .. node, 'active_number', 'generation_state', 'member:' .. node, 'report:' .. node)
+    local waits = found[1] and cjson.decode(found[1]).life == life
+      or standing[uid] and found[2] == int(standing[uid]) and is_awaited(life, found[3], found[4], found[5])
+    if #words < 2 * MOST and found[2] and waits then
       words[#words + 1] = uid
       words[#words + 1] = found[2]
     end

@@ -1,5 +1,5 @@
--- renew_lease: node, life, era, length, asks (its agent is silent or cut off). Replies "served unannounced" and the jobs
--- that wait for this node. Such a node is marked as `mute`, until a join of its agent, or a beat of one that has answers.
+-- renew_lease: node, life, era, length, asks (its agent is silent or cut off), standing? (of these jobs nothing runs here:
+-- uid to the number of the generation). Replies "served unannounced" and the jobs that wait for this node. Such a node is marked as `mute`, until a join of its agent, or a beat of one that has answers.
 -- Its cost does not depend on the number of nodes or jobs. It does not compare views: if the store lost writes, or went
 -- back to older ones, the agents restore them first, and until then this step renews nothing.
 local found = redis.call('HMGET', P .. 'node:' .. A.node, 'life', 'lost', 'left', 'mute')
@@ -24,4 +24,4 @@ if node then
   event({ kind = 'AgentSilent', node = A.node, by = A.node,
     text = 'the agent of node ' .. A.node .. ' is silent or cut off from the store: the node gets no new work until it is back' })
 end
-return { 1, int(served) .. ' ' .. (meta.unannounced or '0'), A.asks and jobs_that_wait(A.node, A.life) or '' }
+return { 1, int(served) .. ' ' .. (meta.unannounced or '0'), A.asks and jobs_that_wait(A.node, A.life, A.standing or {}) or '' }

@@ -19,10 +19,12 @@ from structlog.testing import capture_logs
 from nodeagent import __version__
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.lease.main import LONGEST_WORD
 from nodeagent.lease.order import LeasePort
 from nodeagent.lease.statefiles import Pulse, PulseWriter, lease_folder, wake_socket
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import bind_private, boottime
+from nodeagent.plan.pods.running import MOST_STANDING
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.wire import Reached
@@ -151,10 +153,12 @@ async def test_with_that_it_is_there_the_agent_says_whether_it_is_cut_off(tmp_pa
         bind_private(ear, wake_socket(lease_folder(tmp_path)))
         process.alive(cut_off=False)
         process.alive(cut_off=True)
-        process.alive(cut_off=True, stands_still=True)
+        process.alive(cut_off=True, standing={"u-1": 4, "u-2": 7})
         words = [json.loads(ear.recv(100)) for _ in range(3)]
-        cut_off = {"alive": True, "cut_off": True}
-        assert words == [{"alive": True}, cut_off, cut_off | {"stands_still": True}]
+        cut_off = {"alive": True, "cut_off": True, "standing": ""}
+        assert words == [{"alive": True}, cut_off, cut_off | {"standing": "u-1 4 u-2 7"}]
+        process.alive(cut_off=True, standing={f"{number:0>64}": 10**15 - 1 for number in range(MOST_STANDING)})
+        assert len(ear.recv(LONGEST_WORD + 1)) <= LONGEST_WORD, "the longest that it says is read whole"
 
 
 async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> None:

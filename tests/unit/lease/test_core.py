@@ -38,8 +38,8 @@ class Run:
         self.now += 0.05
         self.core.answered(self.now - 0.05, self.now, waiting)
 
-    def speak(self, cut_off: bool = False, stands_still: bool = False) -> None:
-        self.core.agent_seen(self.now, cut_off, stands_still)
+    def speak(self, cut_off: bool = False, **standing: int) -> None:
+        self.core.agent_seen(self.now, cut_off, standing)
 
     @property
     def state(self) -> str:
@@ -205,12 +205,12 @@ def test_it_asks_who_waits_for_it_as_soon_as_its_agent_was_silent_for_a_lease() 
     assert spoken.core.due() == 100 + ASKS - 0.3 + ORDER.heartbeat
 
 
-def speaks_cut_off(run: Run, seconds: float, *, late: bool = False, stands_still: bool = False) -> None:
+def speaks_cut_off(run: Run, seconds: float, *, late: bool = False) -> None:
     """For so long the agent says with each renewal that the store does not answer it."""
     end = run.now + seconds
     while run.now < end:
         run.go(max(0.0, run.core.due() - run.now))
-        run.speak(True, stands_still)
+        run.speak(True)
         assert run.look() == "renew"
         sent = run.now
         run.go(ORDER.timeout + 0.01 if late else 0.05)
@@ -266,31 +266,15 @@ def test_who_is_cut_off_and_silent_is_waited_for_no_longer() -> None:
     assert run.state == "stopping"
 
 
-def test_one_that_is_cut_off_while_nothing_runs_here_that_others_wait_for_counts_as_silent() -> None:
+def test_what_the_agent_names_is_as_of_its_last_word() -> None:
     run = Run()
-    run.renew()
-    speaks_cut_off(run, ORDER.patience / 2, stands_still=True)
-    speaks_cut_off(run, ORDER.heartbeat)
-    speaks_cut_off(run, ORDER.patience - 2 * ORDER.heartbeat, stands_still=True)
-    assert run.state == "holding", "something ran meanwhile"
-    speaks_cut_off(run, 4 * ORDER.heartbeat, stands_still=True)
-    assert run.state == "stopping"
-    assert run.core.departure is not None
-    assert run.core.departure.why.startswith("its agent was cut off from the store for 30 s")
-
-
-def test_what_waits_for_a_store_that_answers_nobody_is_nothing_to_leave_for() -> None:
-    run = Run()
-    run.renew()
-    for _ in range(80):
-        run.go(1.0)
-        run.speak(cut_off=True, stands_still=True)
-        run.look()
-        run.core.unanswered(run.now, run.now + 0.5, "silence")
-    assert run.state == "holding"
-    run.go(1.0)
-    speaks_cut_off(run, ORDER.patience - 2 * ORDER.heartbeat, stands_still=True)
-    assert run.state == "holding", "it is back for too short a time"
+    run.speak(True, **{UID: 4})
+    assert run.core.standing == {UID: 4}
+    run.speak(True)
+    assert run.core.standing == {}
+    run.speak(True, **{UID: 4})
+    run.speak()
+    assert run.core.standing == {}, "the store answers it, so it may start what it has named"
 
 
 def test_nothing_is_let_go_for_nobody() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Generation, Place, PodReport, WorkerExit
 from nodeagent.plan.pods.actions import ReportPod, Start, Stop, asks_the_store
-from nodeagent.plan.pods.running import stands_still
+from nodeagent.plan.pods.running import MOST_STANDING, standing
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import SUCCEEDED, UID, failed, life, make_cluster, make_exit, make_generation, make_job
 from tests.unit.plan.pods.podstates import ENDED, NEW, OLD, RUNNING, act, active, acts, forming, status
@@ -186,17 +186,30 @@ UP = status("running", generation=NEW, highest=NEW, workers=RUNNING)
         (make_job("holding", make_generation(["n1"], state="ended")), NOT_STARTED, 0, False),
     ],
 )
-def test_a_node_stands_still_if_others_may_wait_for_what_it_has_to_start_or_to_tell(
+def test_what_others_may_wait_for_is_named_whatever_else_runs_on_the_node(
     job: JobRecord, pod: PodStatus | None, barred: int, still: bool
 ) -> None:
     pods = {UID: pod} if pod is not None else {}
     cluster = make_cluster(["n1", "n2"], job)
-    assert stands_still(cluster, "n1", life("n1"), pods, lambda _uid: barred) is still
+    named = {UID: 2} if still else {}
+    assert standing(cluster, "n1", life("n1"), pods, lambda _uid: barred) == named
     busy = pods | {"another": UP.model_copy(update={"uid": "another"})}
-    assert not stands_still(cluster, "n1", life("n1"), busy, lambda _uid: barred), "something runs"
-    assert not stands_still(cluster, "n1", "reborn", pods, lambda _uid: barred), "a member in another life"
+    assert standing(cluster, "n1", life("n1"), busy, lambda _uid: barred) == named
+    assert not standing(cluster, "n1", "reborn", pods, lambda _uid: barred), "a member in another life"
 
 
 @pytest.mark.parametrize(("pod", "still"), [(NOT_STARTED, True), (DONE, False), (UP, False), (status("ready"), False)])
 def test_an_agent_that_has_read_nothing_goes_by_what_its_pods_have_promised(pod: PodStatus, still: bool) -> None:
-    assert stands_still(make_cluster(["n1"]), "n1", life("n1"), {UID: pod}, lambda _uid: 0.0) is still
+    pods = {"another": UP.model_copy(update={"uid": "another"}), UID: pod}
+    assert standing(make_cluster(["n1"]), "n1", life("n1"), pods, lambda _uid: 1.0) == ({UID: 2} if still else {})
+    assert not standing(make_cluster(["n1"]), "n1", life("n1"), pods, lambda _uid: 2.0), "it has been let go"
+
+
+def test_of_many_jobs_that_stand_still_the_first_are_named_until_they_are_let_go() -> None:
+    pods = {f"u{number}": NOT_STARTED for number in range(MOST_STANDING + 1)}
+    barred = dict.fromkeys(pods, 0.0)
+    first = standing(make_cluster(["n1"]), "n1", life("n1"), pods, barred.__getitem__)
+    assert len(first) == MOST_STANDING
+    barred |= dict.fromkeys(first, 2.0)
+    rest = standing(make_cluster(["n1"]), "n1", life("n1"), pods, barred.__getitem__)
+    assert first.keys() | rest.keys() == pods.keys()
