@@ -8,7 +8,8 @@ it.
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
 
-(*) or after one in which the store answered this process, and not the agent, which speaks: it is cut off.
+(*) or after one in which the store answered this process in time, and not the agent, which speaks: it is cut off; or
+after ``patience``, however late the store answered.
 
 Stopping and giving up end with the lease given back, once no worker can run (the shims have reported it, or their time
 and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. So does letting go of one
@@ -70,6 +71,9 @@ class Core:
         """So this: and ask the store to let go of nothing before it is saved."""
         self._lets_go_at = now
         """When to ask the store next, after it has not answered."""
+        self._lets_go_first = False
+        """The last call was a renewal whose answer took so long that the next one is due: else there would be nothing
+        but renewals."""
         self.away = ""
         """Why the last renewal was not answered; empty if it was."""
         self.renewed = 0.0
@@ -87,6 +91,8 @@ class Core:
         """As the agent said last, if it is cut off: see ``agent_seen``."""
         self._answered_since = NEVER
         """When the first of the renewals was sent that have been answered in time since one was not."""
+        self._served_since = NEVER
+        """The same of those that have been answered at all, one within each lease."""
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
         """Pods whose time is not the node's alone: lent by failsafe members, or granted before this process started."""
@@ -145,7 +151,6 @@ class Core:
         """The machine was suspended for so many seconds: nobody here was silent meanwhile, or cut off."""
         self._agent_seen = min(now, self._agent_seen + slept)
         self._agent_reached = min(now, self._agent_reached + slept)
-        self._agent_useful = min(now, self._agent_useful + slept)
 
     def urge(self, now: float) -> None:
         """Something is new: a store that was away may answer again."""
@@ -166,8 +171,10 @@ class Core:
             self._answered_since = NEVER
         else:
             self._answered_since = min(sent, self._answered_since)
+        if self._served_since == NEVER or sent > self.last + order.lease:
+            self._served_since = sent
         self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
-        self._estranged = False
+        self._estranged, self._lets_go_first = False, now >= sent + order.heartbeat
         self._next = max(now, sent + order.heartbeat)
         asks_from = self._asks_from() + MOMENT
         if now < asks_from < self._next:  # somebody may wait for this node: not a heartbeat longer than must be
@@ -176,9 +183,11 @@ class Core:
             for uid, number in waiting.items():
                 self.withdrawn = self.withdrawn.begun(uid, number, now)
 
-    def let_go(self, uid: str, number: int) -> None:
-        """The store knows that nothing of this generation runs here."""
-        self.withdrawn = self.withdrawn.ended(uid, number)
+    def let_go(self, gone: Mapping[str, int]) -> None:
+        """The store has answered: of these jobs (uids) it knows that nothing of this generation runs here."""
+        self._lets_go_first = False
+        for uid, number in gone.items():
+            self.withdrawn = self.withdrawn.ended(uid, number)
 
     def unanswered(self, sent: float, now: float, why: str, code: str = "") -> None:
         """It did not answer, or not to the point. ``code``: of its refusal."""
@@ -187,7 +196,7 @@ class Core:
             return  # a later renewal has been answered
         self.away = why
         self._estranged = code in FOREIGN or (self._estranged and not code)
-        self._answered_since = NEVER
+        self._answered_since, self._lets_go_first = NEVER, False
         self._next = self._lets_go_at = max(now + order.heartbeat / 4, sent + order.heartbeat)
 
     def refused(self, why: str) -> None:
@@ -217,9 +226,10 @@ class Core:
                 return "leave" if now >= max(self._next, self.promises.last(order.promise)) else None
             if self.departure is not None and self.departure.at_once:
                 return None
-        if now >= self._next:
-            return "renew"
-        return "let go" if now >= self._lets_go_at and self.free_of(now, obeyed) else None
+        is_due = now >= self._next
+        if (not is_due or self._lets_go_first) and now >= self._lets_go_at and self.free_of(now, obeyed):
+            return "let go"
+        return "renew" if is_due else None
 
     def free_of(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> tuple[str, int] | None:
         """A job of which nothing can run here any more, to which nothing is promised, and of which the store does not
@@ -263,7 +273,12 @@ class Core:
     def asks(self, now: float) -> bool:
         """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent, or cut
         off from the store."""
-        return now > self._asks_from()
+        return now > self._asks_from() or self._is_far(now)
+
+    def asks_for_lateness(self, now: float) -> bool:
+        """It asks for no other reason than that the store answers this process too late for an agent: perhaps it
+        answers everybody so."""
+        return self._is_far(now) and now <= self._asks_from()
 
     def may_borrow(self, now: float) -> bool:
         """Whether failsafe members may be asked for time. Not on the way out; nor where the store has lost writes and
@@ -280,6 +295,14 @@ class Core:
         """A store that answers nobody on this node is no reason: the agent has a lease from its first answer to us."""
         reached = max(self._agent_reached, self._answered_since)
         return min(self._agent_seen, reached) + self._require_order().lease
+
+    def _served(self, now: float) -> float:
+        """Since when the store has answered this process, however late; NEVER if it has not for a lease."""
+        return self._served_since if now <= self.last + self._require_order().lease else NEVER
+
+    def _is_far(self, now: float) -> bool:
+        """The store answers this process, and has not answered the agent for ``patience``."""
+        return now > max(self._agent_reached, self._served(now)) + self._require_order().patience
 
     def _uids(self) -> Mapping[str, str]:
         """Of the pods that it has withdrawn from, by key."""

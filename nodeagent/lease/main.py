@@ -324,6 +324,7 @@ class Process:
                 step, asks = order.renew, core.asks(now)
                 arguments |= {"length": round(order.lease * 1000), "asks": asks}
                 arguments |= {"standing": core.standing} if asks else {}
+                arguments["late"] = core.asks_for_lateness(now)
             elif call == "let go":
                 free = core.free_of(now, self._obeyed)
                 if free is None or core.withdrawn != self._withdrawn:
@@ -353,8 +354,7 @@ class Process:
                 core.unannounced = unannounced(clocks)
                 core.answered(sent, now, jobs_and_numbers(waits))
             case [1, str(text)] if answer.call == "let go":
-                for uid, number in jobs_and_numbers(text).items():
-                    core.let_go(uid, number)
+                core.let_go(jobs_and_numbers(text))
             case [1] if answer.call == "leave":
                 core.gave_back()
             case [0, "lost", str(text)]:

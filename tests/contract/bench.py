@@ -194,13 +194,14 @@ class Bench:
         life: str = "",
         era: str | None = None,
         asks: bool = False,
+        late: bool = False,
         standing: Mapping[str, int] | None = None,
     ) -> Mapping[str, int]:
         """As its lease process does: the jobs that wait for the node, with the generation that it holds."""
         about = (node, life or self.lives[node].life, await self.era() if era is None else era, length)
-        waits = (await renew_lease(self.calls, *about, asks=asks, standing=standing)).waits
+        renewed = await renew_lease(self.calls, *about, asks=asks, late=late, standing=standing)
         await self._shortened(length)
-        return waits
+        return renewed.waits
 
     async def _shortened(self, length: int) -> None:
         """No lease process renews for less than the lease; of tests that do so no beat is to find somebody guilty."""

@@ -489,6 +489,19 @@ async def test_a_node_whose_agent_is_silent_is_mute_until_that_speaks(bench: Ben
     assert (await bench.kinds())[2:] == ["AgentSilent", "AgentBack"]
 
 
+async def test_where_answers_come_late_a_node_is_mute_only_for_a_job_that_waits(bench: Bench) -> None:
+    """Answers may come late to all nodes, and each mark wakes all agents."""
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    before = (await bench.beat("n2")).rev
+    assert await bench.renew("n1", asks=True, late=True) == {}
+    assert (await bench.beat("n2")).rev == before
+    await bench.propose(job, "n2", "n3")
+    assert await bench.renew("n1", asks=True, late=True) == {job.uid: 1}
+    assert await mute(bench, "n1")
+    assert (await bench.kinds())[-1] == "AgentSilent"
+
+
 async def test_a_beat_of_an_agent_whose_answers_may_be_lost_does_not_end_that(bench: Bench) -> None:
     await bench.up("n1", "n2")
     await bench.renew("n1", asks=True)

@@ -149,6 +149,7 @@ class Hand:
             "era": self.random.choice((self.server.state.era if self.meta else "",) * 9 + ("another",)),
             "length": self.random.choice((1, 300, LONG)),
             "asks": self.random.random() < 0.1,
+            "late": self.random.random() < 0.5,
         }
 
 

@@ -32,10 +32,12 @@ async def renew_lease(
     length: int,
     *,
     asks: bool = False,
+    late: bool = False,
     standing: Mapping[str, int] | None = None,
 ) -> Renewed:
-    """Renew for ``length`` ms. ``asks``: its agent is silent. Raises what steps raise."""
-    about: dict[str, object] = {"node": node, "life": life, "era": era, "length": length, "asks": asks}
+    """Renew for ``length`` ms. ``asks``: its agent is silent; ``late``: since answers come late. Raises what steps
+    raise."""
+    about: dict[str, object] = {"node": node, "life": life, "era": era, "length": length, "asks": asks, "late": late}
     if standing is not None:
         about["standing"] = standing
     clocks, waits = await calls.step("renew_lease", about)

@@ -37,9 +37,9 @@ class LeaseSteps:
     def __init__(self, server: inprocess.Server) -> None:
         self._calls = HereCalls(server)
 
-    async def renew(self, order: LeaseOrder, asks: bool, standing: Mapping[str, int]) -> Renewed:
+    async def renew(self, order: LeaseOrder, asks: bool, late: bool, standing: Mapping[str, int]) -> Renewed:
         about = (order.node, order.life, order.era, millis(order.lease))
-        return await renew_lease(self._calls, *about, asks=asks, standing=standing if asks else None)
+        return await renew_lease(self._calls, *about, asks=asks, late=late, standing=standing if asks else None)
 
     async def leave(self, order: LeaseOrder, why: str) -> None:
         about = {"node": order.node, "life": order.life, "start": order.start, "era": order.era, "why": why}
@@ -185,7 +185,8 @@ class SimLease:
         error: StoreError | None = None
         try:
             if call == "renew":
-                renewed = await self._steps.renew(order, core.asks(sent), core.standing)
+                asks, late = core.asks(sent), core.asks_for_lateness(sent)
+                renewed = await self._steps.renew(order, asks, late, core.standing)
             elif call == "let go":
                 free = core.free_of(sent, self._obeyed)
                 gone = await self._steps.let_go(order, *free) if free is not None else {}
@@ -211,8 +212,7 @@ class SimLease:
             core.unannounced = renewed.unannounced
             core.answered(sent, now, renewed.waits)
         elif error is None and call == "let go":
-            for uid, number in gone.items():
-                core.let_go(uid, number)
+            core.let_go(gone)
         elif error is None:
             core.gave_back()
         elif isinstance(error, StoreRefusedError) and error.code == "lost":

@@ -166,6 +166,8 @@ class Link:
         """What is lost of the agent's calls, while its lease process' go through."""
         self.slow = 0.0
         """Mean extra one-way delay in seconds."""
+        self.far = 0.0
+        """The least one, which each call has."""
         self.loss = 0.0
         self.twice = 0.0
         """How often a request takes effect a second time, up to ten leases later."""
@@ -175,10 +177,10 @@ class Link:
     def restore(self) -> None:
         self.cut = self.cut_replies = False
         self.agent_loses = "nothing"
-        self.loss = self.slow = self.twice = 0.0
+        self.loss = self.slow = self.far = self.twice = 0.0
 
     def delay(self, rng: random.Random) -> float:
-        base = rng.uniform(0.0001, 0.002)
+        base = self.far + rng.uniform(0.0001, 0.002)
         return base + (rng.expovariate(1 / self.slow) if self.slow else 0.0)
 
     def lost(self, rng: random.Random) -> bool:

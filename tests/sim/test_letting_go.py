@@ -25,6 +25,11 @@ def ended(node: Node) -> bool:
     return pod is None or not pod.alive
 
 
+def members(cluster: SimCluster) -> set[str]:
+    generation = cluster.job("j").generation
+    return set(generation.members) if generation is not None else set()
+
+
 def there(cluster: SimCluster, node: Node) -> bool:
     record = cluster.server.state.nodes[node.name]
     return not (record.left or record.lost)
@@ -195,6 +200,54 @@ def test_a_fault_that_a_cut_off_agent_cannot_report_is_found(busy: bool) -> None
         assert there(c, stuck) and stuck.machine.running("uid-k") == trains
 
     simulate(3, scenario, slots=8)
+
+
+FAR = 0.4
+"""Seconds each way: an answer is too late for an agent, and good for its lease process."""
+
+
+@pytest.mark.parametrize("lost", ["nothing", "requests"])
+def test_a_job_does_not_wait_without_end_for_a_node_that_is_far_from_the_store(lost: Loss) -> None:
+    """Before, it waited for as long as that lasted: the lease held, and a late answer was no reason."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        generation = c.job("j").generation
+        assert generation is not None
+        far, other = (c.nodes[member.node] for member in generation.ordered()[:2])
+        far.link.far, far.link.agent_loses = FAR, lost
+        await asyncio.sleep(2 * TIMING.lease)
+        other.machine.worker_ends(UID, 0, signal=9)
+        limit = AgentConfig().without_agent + 3 * TIMING.lease
+        await c.until(lambda: far.name not in members(c) and c.whole("j"), limit, "whole again without it")
+        assert sum(entry.counts for entry in c.job("j").budget.values()) == 1
+        far.link.restore()
+        await c.until(lambda: there(c, far) and not c.server.state.nodes[far.name].mute, 5.0, "its agent is back")
+
+    simulate(4, scenario)
+
+
+def test_a_store_that_is_far_from_all_ends_nothing() -> None:
+    """No answer is in time for any agent: no mark wakes them all, no node leaves, no worker ends."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        before = c.job("j").generation
+        assert before is not None
+        for node in c.nodes.values():
+            node.link.far = FAR
+        await asyncio.sleep(2 * AgentConfig().without_agent)
+        for node in c.nodes.values():
+            node.link.restore()
+        await asyncio.sleep(2 * TIMING.lease)
+        await running(c, 3)
+        now = c.job("j").generation
+        assert now is not None and now.number == before.number
+        assert kinds(c) == []
+
+    simulate(3, scenario)
 
 
 def test_a_store_that_answers_nobody_for_a_while_makes_no_agent_count_as_cut_off() -> None:

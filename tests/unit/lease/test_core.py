@@ -257,6 +257,64 @@ def test_while_the_store_answers_nobody_or_late_an_agent_does_not_count_as_cut_o
     assert not run.core.asks(back + ASKS) and run.core.asks(back + ASKS + 0.01), "from the first answer on"
 
 
+def test_a_store_that_answers_here_but_too_late_for_the_agent_is_a_reason_when_the_agents_patience_is_over() -> None:
+    """Nothing of a job that waits can be reported from here, however long that lasts."""
+    run = Run()
+    speaks_cut_off(run, ORDER.patience - 2 * ORDER.heartbeat, late=True)
+    assert not run.core.asks(100 + ORDER.patience) and run.core.asks(100 + ORDER.patience + 0.01)
+    assert not run.core.withdrawn.jobs
+    speaks_cut_off(run, 4 * ORDER.heartbeat, late=True)
+    assert (run.state, run.core.asks_for_lateness(run.now)) == ("holding", True)
+    assert UID in run.core.withdrawn.jobs
+    run.speak()
+    assert not run.core.asks(run.now)
+
+
+def test_one_whose_agent_is_silent_asks_for_no_lateness() -> None:
+    run = Run()
+    run.renew()
+    run.go(ORDER.patience + 0.1)
+    run.core.answered(run.now, run.now + 0.01)
+    assert run.core.asks(run.now) and not run.core.asks_for_lateness(run.now)
+
+
+def test_the_agent_has_all_of_its_patience_anew_where_the_store_has_answered_nobody_for_a_lease() -> None:
+    run = Run()
+    speaks_cut_off(run, ORDER.patience - 2 * ORDER.heartbeat, late=True)
+    run.go(ORDER.lease + 0.1)
+    run.speak(cut_off=True)
+    assert not run.core.asks(run.now), "it answers nobody"
+    back = run.now
+    speaks_cut_off(run, ORDER.patience, late=True)
+    assert not run.core.asks(back + ORDER.patience) and run.core.asks(back + ORDER.patience + 0.01)
+
+
+def test_where_a_renewal_is_due_with_each_answer_a_job_is_let_go_in_turn_with_them() -> None:
+    """The answers of a store that is far come later than a heartbeat: it did nothing but renew."""
+    run = letting_go()
+    run.obeyed = run.now
+
+    def answered() -> None:
+        run.go(max(0.0, run.core.due() - run.now))
+        assert run.look() == "renew"
+        sent = run.now
+        run.go(2 * ORDER.heartbeat)
+        run.core.answered(sent, run.now)
+        assert run.core.due() == run.now
+
+    answered()
+    assert run.look() == "let go"
+    run.core.unanswered(run.now, run.now + ORDER.timeout, "silence")
+    answered()
+    assert run.look() == "let go"
+    run.core.let_go({})
+    answered()
+    assert run.look() == "let go"
+    run.core.let_go({UID: 4})
+    answered()
+    assert run.look() == "renew"
+
+
 def test_who_is_cut_off_and_silent_is_waited_for_no_longer() -> None:
     run = Run()
     run.renew()
@@ -455,7 +513,7 @@ def test_a_job_is_let_go_when_its_shim_says_that_nothing_runs() -> None:
     run.obeyed = run.grant.stop_before
     assert run.look() == "let go"
     assert run.core.free_of(run.now, lambda: {POD: run.obeyed}) == (UID, 4)
-    run.core.let_go(UID, 4)
+    run.core.let_go({UID: 4})
     assert (run.look(), run.core.awaits_shims) == (None, False)
     assert run.grant == Grant(run.now - 0.05 + ORDER.fence, run.obeyed, 4.0), "for newer generations it has time again"
 
@@ -514,18 +572,18 @@ def test_a_newer_generation_is_let_go_anew_and_an_older_one_changes_nothing() ->
     run.core.answered(run.now, run.now + 0.1, {UID: 3})
     run.core.answered(run.now, run.now + 0.1, {UID: 4})
     assert run.core.withdrawn == first
-    run.core.let_go(UID, 3)
+    run.core.let_go({UID: 3})
     assert run.core.withdrawn == first
-    run.core.let_go(UID, 4)
+    run.core.let_go({UID: 4})
     run.core.answered(run.now, run.now + 0.2, {UID: 7})
     assert run.core.withdrawn.jobs[UID] == Withdrawal(7, run.now + 0.2)
-    run.core.let_go(UID, 4)
+    run.core.let_go({UID: 4})
     assert not run.core.withdrawn.jobs[UID].over
 
 
 def test_a_store_that_has_lost_it_is_asked_once_more() -> None:
     run = letting_go()
-    run.core.let_go(UID, 4)
+    run.core.let_go({UID: 4})
     began = run.core.withdrawn.jobs[UID].at
     run.core.answered(run.now, run.now + 0.1, {UID: 4})
     assert run.core.withdrawn.jobs[UID] == Withdrawal(4, began)
@@ -546,7 +604,7 @@ def test_the_next_lease_process_goes_on_with_it_and_another_life_begins_anew() -
 def test_while_the_node_leaves_a_job_that_it_lets_go_has_no_more_time_than_others() -> None:
     run = stopping()
     run.renew(**{UID: 4})
-    run.core.let_go(UID, 4)
+    run.core.let_go({UID: 4})
     assert run.grant.until > run.now
     run.obeyed = run.grant.stop_before
     assert run.look() is None
