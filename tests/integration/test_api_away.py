@@ -149,7 +149,9 @@ def test_a_stopped_store(real: RealAgent) -> None:
     for words in (("get",), ("get", "sleeper"), ("describe", "sleeper"), ("nodes",), ("top",), ("describe", "n1")):
         shown = at_once(*words, socket=real.socket)
         assert shown.exit_code == 0, shown.stderr
-        assert shown.stderr.startswith("nodeagentctl: the store has not answered since "), words
+        assert shown.stderr.startswith("nodeagentctl: the store has not answered the agent that was asked since "), (
+            words
+        )
         assert "sleeper" in shown.stdout
     output = ctl(real.socket, "describe", "sleeper").stdout
     assert "Runs on:     failsafe time from n1 (the store has not answered the agent of n1 since " in output

@@ -191,13 +191,14 @@ def test_shim_and_fork_server_need_nothing_but_the_standard_library() -> None:
     alone = [
         PACKAGE / "osutil" / "linux.py",
         PACKAGE / "osutil" / "stderr.py",
+        PACKAGE / "osutil" / "suspend.py",
         PACKAGE / "osutil" / "tcp.py",
         PACKAGE / "model" / "backoff.py",
         PACKAGE / "model" / "roleorder.py",
         *(server / name for name in ("server.py", "ending.py", "warming.py", "binding.py")),
     ]
     model = {"nodeagent.model.backoff", "nodeagent.model.roleorder"}
-    system = {"nodeagent.osutil.linux", "nodeagent.osutil.stderr", "nodeagent.osutil.tcp"}
+    system = {f"nodeagent.osutil.{name}" for name in ("linux", "stderr", "suspend", "tcp")}
     parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", *system, *model})
 
     def rule(file: Path) -> Iterator[str]:

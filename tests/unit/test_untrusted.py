@@ -62,7 +62,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "lease/order.py": ("glob read_text unlink", OWN),
     "lease/peers.py": ("copy", "of the beginning of a signature"),
     "lease/resp.py": ("AF_UNIX read_text", STORE + "; the agent's own files"),
-    "lease/statefiles.py": ("open read_text unlink", OWN),
+    "lease/statefiles.py": ("open unlink", OWN),
     "osutil/subuids.py": ("open", "/etc/subuid, which root alone writes; so much of it is read"),
     "osutil/untrusted.py": ("AF_UNIX fchown open rename rmdir scandir unlink", "this is the way"),
     "spec/configfile.py": ("read_bytes read_text", ADMIN),
