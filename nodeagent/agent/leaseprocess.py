@@ -83,9 +83,9 @@ _SOURCE = Path(__file__).parents[2]
 class LeaseProcess(Protocol):
     """Renews this node's lease and grants its pods their time. Nothing here waits, and nothing raises."""
 
-    def tend(self, life: str, start: int, era: str) -> None:
-        """This life is to be looked after from now on. To be called again whenever it may have changed, and with each
-        beat: where the store is may have changed too."""
+    def tend(self, life: str, start: int, era: str, cluster_uid: str) -> None:
+        """This life is to be looked after from now on, in the store of that era and cluster. To be called again
+        whenever it may have changed, and with each beat: where the store is may have changed too."""
 
     def wake(self) -> None:
         """There is a new grant file, or the store answers again."""
@@ -168,12 +168,12 @@ class LocalLeaseProcess:
 
     # --- words and signs
 
-    def tend(self, life: str, start: int, era: str) -> None:
+    def tend(self, life: str, start: int, era: str, cluster_uid: str) -> None:
         self._look.set()
-        self._tend(life, start, era)
+        self._tend(life, start, era, cluster_uid)
 
-    def _tend(self, life: str, start: int, era: str) -> None:
-        order = self._order_for(life, start, era)
+    def _tend(self, life: str, start: int, era: str, cluster_uid: str) -> None:
+        order = self._order_for(life, start, era, cluster_uid)
         if order is None or (self._tended and order == self._order):
             return
         try:
@@ -191,7 +191,7 @@ class LocalLeaseProcess:
         """Others are to ask this node there from now on. Where that cannot be written down, the next ``tend`` tries."""
         self._door = self._door._replace(address=address)
         if self._tended and (order := self._order) is not None:
-            self._tend(order.life, order.start, order.era)
+            self._tend(order.life, order.start, order.era, order.cluster_uid)
 
     def wake(self) -> None:
         self._send({})
@@ -239,7 +239,7 @@ class LocalLeaseProcess:
         order, pulse = self._order, self.pulse()
         if order is None or pulse is None or boottime() - pulse.renewed > order.lease:
             return ""
-        ours = self._order_for(order.life, order.start, order.era)
+        ours = self._order_for(order.life, order.start, order.era, order.cluster_uid)
         if ours is None:  # the store has not been reached yet
             same = era is not None
         else:
@@ -297,13 +297,13 @@ class LocalLeaseProcess:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _order_for(self, life: str, start: int, era: str) -> LeaseOrder | None:
+    def _order_for(self, life: str, start: int, era: str, cluster_uid: str) -> LeaseOrder | None:
         """None while the store has not been reached."""
         reached, timing = self._store.reached, self.config.timing
         if reached is None:
             return None
         return LeaseOrder(
-            boot=self._boot, node=self._node, life=life, start=start, era=era,
+            boot=self._boot, node=self._node, life=life, start=start, era=era, cluster_uid=cluster_uid,
             heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
             promise=timing.promise, timeout=timing.store_timeout,
             failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
@@ -344,7 +344,7 @@ class LocalLeaseProcess:
                     self._log.error(trouble)
             order = self._order
             if self._tended and order is not None and order.server.greeting != self._login.greeting():
-                self._tend(order.life, order.start, order.era)
+                self._tend(order.life, order.start, order.era, order.cluster_uid)
 
     # --- that it runs
 

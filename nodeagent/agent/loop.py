@@ -21,9 +21,10 @@ from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.membership import HOPELESS, PODS_REFRESH, Membership
 from nodeagent.agent.metrics import RestartCounter
+from nodeagent.agent.otherstore import OtherStore
 from nodeagent.agent.pace import BeatPeriod, WakePace
 from nodeagent.agent.published import Advert, Checked, Publisher, unchecked
-from nodeagent.agent.questions import PeerQuestions
+from nodeagent.agent.questions import AllQuestions
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, Writing
@@ -110,7 +111,7 @@ class Agent:
         *,
         trust: Trust,
         disk: OnDisk,
-        peers: PeerQuestions,
+        peers: AllQuestions,
         machine: OwnMachine,
     ) -> None:
         """``identity``: taken. ``facts``: as of this start."""
@@ -124,7 +125,10 @@ class Agent:
         """Set to ask for a round, as the host does with each change of a pod."""
         self._beat_period = BeatPeriod(self._node, self._timing)
         self.saver = Saver(context, disk.view, trust.writing, self._beat_now.set)
-        self._membership = membership = Membership(context, identity, facts, lambda: self.saver.saved, verifier.read)
+        self._membership = membership = Membership(
+            context, identity, facts, lambda: self.saver.saved, verifier.read,
+            OtherStore(self._node, peers, self._clock, self._timing).find_peer,
+        )  # fmt: skip
         membership.from_disk, membership.regroup = self.saver.load(), config.saving.regroup
         verifier.recall(membership.from_disk.jobs if membership.from_disk is not None else ())
         self._renewal = SignatureRenewal(context, membership, trust.seal, verifier)

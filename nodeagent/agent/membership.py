@@ -10,12 +10,13 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
 from heapq import nsmallest
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.otherstore import FindPeer
 from nodeagent.agent.pace import look_period
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.agent.room import differ_in_texts_only
@@ -25,7 +26,13 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
 from nodeagent.osutil.clock import Allowance
-from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.base import (
+    StepFailedError,
+    StoreIdentity,
+    StoreRefusedError,
+    StoreUnavailableError,
+    StoreUnusableError,
+)
 from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
 PODS_REFRESH = 5.0
@@ -84,9 +91,10 @@ class Membership:
         facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
         verify: Verify = unverified,
+        find_peer: FindPeer | None = None,
     ) -> None:
         """``identity``: taken. ``saved``: what is on the disk by now. ``verify``: is given each job's record before it
-        comes into the view."""
+        comes into the view. ``find_peer``: one whose lease runs elsewhere (``OtherStore``); None: nobody is asked."""
         self.node, self.facts, self._timing = context.node, facts, context.timing
         self._store, self._host, self._clock = context.store, context.host, context.clock
         self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
@@ -115,7 +123,7 @@ class Membership:
         compared with what is read."""
         self.regroup = 0.0
         """Seconds for which a store that lost writes waits for others who may know better."""
-        self._saved, self._verify = saved, verify
+        self._saved, self._verify, self._find_peer = saved, verify, find_peer
         self._saved_sent: Saved | None = None
         self.notes: list[Note] = []
         """For the event log: they go with the next beat."""
@@ -285,16 +293,27 @@ class Membership:
         await self._join(announced=True)
 
     async def _look_for_two_stores(self) -> None:
-        """Raises StoreUnusableError where the node's lease runs in another store than the agent's. With the jobs of
-        that one this one would have them formed anew, beside the gangs that run there."""
-        if not self._process.elsewhere(None):
+        """Raises StoreUnusableError where the lease of this node, or of one that this agent knows, runs in another
+        store than the agent's. With the jobs of that one this one would have them formed anew, beside the gangs that
+        run there."""
+        known = self._snapshot.known(self._clock.now()) if self._snapshot.complete else self.from_disk
+        asks = known is not None and self._find_peer is not None
+        if not (asks or self._process.elsewhere(None)):
             return
-        if there := self._process.elsewhere(await self._store.era()):
-            raise StoreUnusableError(
-                f"the lease of this node runs in the store at {there}, and redis.url and cluster of this agent's "
-                "config lead to another one: set them back; or, to move the cluster, stop the agents of all nodes "
-                "first (docs/operations.md, Another Redis)"
-            )
+        here = await self._store.identity()
+        if there := self._process.elsewhere(here.era):
+            self._refuse_second("this node", there, here)
+        if known is None or self._find_peer is None or (self._snapshot.complete and here.began(known.era)):
+            return  # it has been with that server all the time
+        if (peer := await self._find_peer(known, here, self._store.identity)) is not None:
+            self._refuse_second(f"node {peer.node}", peer.store, here)
+
+    def _refuse_second(self, who: str, there: str, here: StoreIdentity) -> NoReturn:
+        raise StoreUnusableError(
+            f"the lease of {who} runs in the store at {there}, and this agent's config leads to another one, at "
+            f"{here.place}: all agents must use one Redis: set redis.url and cluster back here; or, to move the "
+            "cluster, stop the agents of all nodes first (docs/operations.md, Another Redis)"
+        )
 
     async def _offer_view(self) -> str:
         """What is in memory; the era that the store is in then."""
@@ -349,7 +368,7 @@ class Membership:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
-        self._take_reply(beat, sent, pods, reply.era)
+        self._take_reply(beat, sent, pods, reply)
         self._answered = True
         self._metrics.store_roundtrip.observe(now - sent)
         await self._verify(reply.jobs, more=reply.more)
@@ -484,7 +503,7 @@ class Membership:
             self._process.wake()
             self.away_since, self.unusable = None, ""
 
-    def _take_reply(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
+    def _take_reply(self, beat: Beat, sent: float, pods: tuple[PodState, ...], reply: BeatReply) -> None:
         self._answers()
         if beat.facts is not None:
             self._facts_sent = beat.facts
@@ -501,7 +520,7 @@ class Membership:
         self._pods_sent.update((pod.uid, pod) for pod in pods)
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
-        self._process.tend(beat.incarnation.life, beat.incarnation.start, era)
+        self._process.tend(beat.incarnation.life, beat.incarnation.start, reply.era, reply.cluster_uid)
 
     def measure(self, now: float) -> None:
         """How old the lease is."""

@@ -15,7 +15,8 @@ from typing import Protocol, cast
 from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
-from nodeagent.lease.peers import DatagramSeal, is_numeric, open_port, parse, split
+from nodeagent.lease.peers import DatagramSeal, Message, is_numeric, open_port, parse, split
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 from nodeagent.osutil.threads import in_daemon
 
 
@@ -27,13 +28,25 @@ class PeerQuestions(Protocol):
         ...
 
 
+class LeaseQuestions(Protocol):
+    """Likewise, by which store they have their leases."""
+
+    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
+        """As ``PeerQuestions.ask``."""
+        ...
+
+
+class AllQuestions(PeerQuestions, LeaseQuestions, Protocol):
+    """Both."""
+
+
 class UdpPeers(asyncio.DatagramProtocol):
     """The real ones. ``listen`` once, ``close`` at the end."""
 
     def __init__(self, door: LeasePort) -> None:
         self._door, self._seal = door, DatagramSeal(bytes.fromhex(door.secret))
         self._transport: asyncio.DatagramTransport | None = None
-        self._waiting: dict[str, asyncio.Future[LoanAnswer]] = {}
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
         self._look_ups: dict[str, asyncio.Future[str]] = {}
         """Those under way, by host: one that takes long is asked for once."""
 
@@ -56,9 +69,17 @@ class UdpPeers(asyncio.DatagramProtocol):
         await self.listen()
 
     async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
+        answer = await self._ask(address, question, timeout)
+        return answer if isinstance(answer, LoanAnswer) else None
+
+    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
+        answer = await self._ask(address, LeaseAsk(), timeout)
+        return answer if isinstance(answer, LeaseAnswer) else None
+
+    async def _ask(self, address: str, question: Message, timeout: float) -> Message | None:
         nonce = secrets.token_hex(16)
         packet = self._seal.sealed(nonce, question)
-        future: asyncio.Future[LoanAnswer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = future
         try:
             async with asyncio.timeout(timeout):
@@ -100,7 +121,7 @@ class UdpPeers(asyncio.DatagramProtocol):
         except ValueError:
             return
         future = self._waiting.get(nonce)
-        if isinstance(message, LoanAnswer) and future is not None and not future.done():
+        if isinstance(message, LoanAnswer | LeaseAnswer) and future is not None and not future.done():
             future.set_result(message)
 
 

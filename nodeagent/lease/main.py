@@ -32,6 +32,7 @@ from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.links import LeaseLinks, StoreAnswer
 from nodeagent.lease.order import order_file, read_order, script_of
 from nodeagent.lease.peers import PeerPort
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
@@ -290,7 +291,9 @@ class Process:
         for sender, nonce, message in peers.receive() if self._asked else ():
             if isinstance(message, LoanAnswer):
                 failsafe.answered(nonce, message)
-            else:
+            elif isinstance(message, LeaseAsk):
+                peers.send(sender, nonce, lease_answer(self._core, boottime()))
+            elif not isinstance(message, LeaseAnswer):  # which no lease process asks for
                 peers.send(sender, nonce, self._answer(message))
 
     def _answer(self, ask: Ask) -> LoanAnswer:

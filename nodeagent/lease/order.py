@@ -67,6 +67,8 @@ class LeaseOrder(NamedTuple):
     """Of the agent that gave this order."""
     era: str
     """Of the store: what it lost or went back to is the agent's to settle, not for this process to renew."""
+    cluster_uid: str
+    """Of the store."""
     heartbeat: float
     lease: float
     fence: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import socket
 from _operator import _compare_digest as same
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 from nodeagent.lease.grants import sha256
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 
 MOST_BYTES = 8192
 """Of a datagram."""
@@ -26,7 +28,7 @@ MOST = 64
 _BLOCK = 64
 _MAC = 32
 
-Message: TypeAlias = Ask | LoanAnswer
+Message: TypeAlias = Ask | LoanAnswer | LeaseAsk | LeaseAnswer
 Sender: TypeAlias = tuple[Any, ...]
 
 
@@ -67,6 +69,10 @@ def parse(body: bytes) -> tuple[str, Message]:
             return nonce, _ask(ask)
         case {"nonce": str(nonce), "answer": dict(answer)}:
             return nonce, _answer(answer)
+        case {"nonce": str(nonce), "lease_ask": {**more}} if not more:
+            return nonce, LeaseAsk()
+        case {"nonce": str(nonce), "lease_answer": dict(answer)}:
+            return nonce, _lease_answer(answer)
     raise ValueError("it is neither a question nor an answer")
 
 
@@ -90,6 +96,15 @@ def _answer(answer: dict[str, Any]) -> LoanAnswer:
     return LoanAnswer(yes=yes, **answer)
 
 
+def _lease_answer(answer: dict[str, Any]) -> LeaseAnswer:
+    age, away = answer.pop("age", None), answer.pop("away", None)
+    if not isinstance(away, bool) or not (age is None or (isinstance(age, float) and math.isfinite(age))):
+        raise ValueError("it does not say how old the lease is")
+    texts = {"node", "cluster_uid", "era", "store"}
+    _check(answer, texts, texts)
+    return LeaseAnswer(age=age, away=away, **answer)
+
+
 def _check(texts: dict[str, Any], needed: set[str], known: set[str]) -> None:
     if not needed <= texts.keys() <= known or not all(isinstance(value, str) for value in texts.values()):
         raise ValueError(f"it does not have the texts {', '.join(sorted(known))}")
@@ -98,6 +113,8 @@ def _check(texts: dict[str, Any], needed: set[str], known: set[str]) -> None:
 def _plain(message: Message) -> dict[str, Any]:
     if isinstance(message, LoanAnswer):
         return {"answer": message._asdict()}
+    if isinstance(message, LeaseAsk | LeaseAnswer):
+        return {"lease_ask" if isinstance(message, LeaseAsk) else "lease_answer": message._asdict()}
     number, name = message.token
     return {"ask": message._asdict() | {"token": {"number": number, "id": name}}}
 

@@ -135,6 +135,27 @@ class StoreRefusedError(StoreError):
         """Of ``lease_held``: seconds for which the other lease lasts, if nobody renews it."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Which store it is."""
+
+    process: str
+    """Of its server: random, with each start of that another one."""
+    era: str
+    """Of its records: which history of them it is; empty if nobody has joined here, or all was lost."""
+    place: str
+    """By the config, for people."""
+
+    def goes_on(self, era: str) -> bool:
+        """That era's records are these, as far as this server process knows: it has begun the era itself. What a
+        server has read from a file, or copied from another one, is another history, which its first step begins."""
+        return self.era == era and self.began(era)
+
+    def began(self, era: str) -> bool:
+        """This server process has begun that era (see ``begin_era`` in ``_clock.lua``)."""
+        return bool(self.process) and era.startswith((f"{self.process}-", f"{self.process}@"))
+
+
 class Store(Protocol):
     """One connection's view of the store. Every method raises StoreUnavailableError or StoreRefusedError, nothing
     else.
@@ -142,8 +163,8 @@ class Store(Protocol):
     A method that returns a JobRecord returns it as it is after the step, even if the step had been done before.
     """
 
-    async def era(self) -> str:
-        """Which history of records this is; empty if nobody has joined here, or all was lost."""
+    async def identity(self) -> StoreIdentity:
+        """Which store this is, without a step in it."""
         ...
 
     async def join(

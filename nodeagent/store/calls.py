@@ -140,6 +140,11 @@ class Calls:
         """The server that the newest link leads to; None before the first."""
         return self._commands.reached
 
+    @property
+    def address(self) -> str:
+        """Of the store by the config, for people."""
+        return self._commands.address
+
     async def close(self) -> None:
         for links in self._all():
             await links.close()

@@ -26,7 +26,7 @@ from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys, roster
-from nodeagent.store.base import NO_KEY, KeyMark, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import NO_KEY, KeyMark, StoreIdentity, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import CALLERS_QUEUE, Calls
 from nodeagent.store.decoder import COMPARED, Base, Decoder
 from nodeagent.store.errors import key_differs, strict
@@ -65,7 +65,8 @@ from nodeagent.store.scripts import (
     usual_beat_words,
     who,
 )
-from nodeagent.store.wire import LONGEST_ENTRIES, Reached, ReplyError, readable
+from nodeagent.store.whois import parse_info
+from nodeagent.store.wire import LONGEST_ENTRIES, Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -153,12 +154,11 @@ class RedisStore:
         """The server that the newest link leads to; None before the first."""
         return self._calls.reached
 
-    async def era(self) -> str:
+    async def identity(self) -> StoreIdentity:
         async with self._calls.link() as link:
-            try:
-                return str(await link.ask("HGET", f"{self._prefix}meta", "era") or "")
-            except ReplyError:  # a key of another type: the next step removes it
-                return ""
+            info, (era,) = await link.ask_beside(("INFO",), ("HGET", f"{self._prefix}meta", "era"))
+        process = parse_info(str(info)).get("run_id", "")
+        return StoreIdentity(process, str(era or ""), self._calls.address)  # None: a key of another type
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0

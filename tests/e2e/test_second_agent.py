@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 import yaml
 
 from nodeagent.trust.key import make
-from tests.e2e.support import CALL_LIMIT, Cluster
+from tests.e2e.support import CALL_LIMIT, Cluster, bounded
+from tests.integration.redis_support import Server, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 NODES = 2
@@ -99,4 +102,37 @@ def test_the_same_folders(calm: Cluster, running: dict[str, Any]) -> None:
     assert f"another agent (pid {pid}) runs with {config['dirs']['run']}" in done.stderr
     assert Path(config["dirs"]["run"], "api.sock").is_socket()
     os.kill(pid, 0)
+    check_undisturbed(calm, running)
+
+
+def test_another_redis(calm: Cluster, running: dict[str, Any]) -> None:
+    """A node that knows the cluster from its disk gave an empty Redis all jobs, and ran them a second time there."""
+    config, other = config_of(calm, "n1"), Server(calm.home / "redis", [])
+    saved = Path(config["dirs"]["state"]) / "view.saved"
+    calm.until(lambda: b"calm" in saved.read_bytes(), CALL_LIMIT, "n1 has the job on its disk")
+    config["node"] |= {"id": "n9"}
+    config["ports"] |= {"api": 0}
+    config["redis"] = {"url": other.url}
+    config["dirs"] = {name: str(calm.home / "moved" / name) for name in config["dirs"]}
+    Path(config["dirs"]["state"]).mkdir(parents=True)
+    shutil.copy(saved, config["dirs"]["state"])
+    file = calm.work / "moved.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "nodeagent.agent.main", "run", "--config", str(file)]
+    other.start()
+    asyncio.run(other.ready())
+    try:
+        with bounded(
+            subprocess.Popen(command, env=calm.environ, cwd=calm.work, stderr=subprocess.PIPE, text=True)
+        ) as process:
+            assert process.stderr is not None
+            ends = ("all agents must use one Redis", '"event": "joined"')
+            line = next(line for line in process.stderr if any(end in line for end in ends))
+            assert re.search(r"the lease of node n[12] runs in the store at \S+/redis\.sock, and", line), line
+            assert f"at 127.0.0.1:{other.port}" in line
+            assert asyncio.run(ask(other, "DBSIZE")) == 0
+            process.terminate()
+            process.wait(CALL_LIMIT)
+    finally:
+        other.stop()
     check_undisturbed(calm, running)

@@ -68,7 +68,7 @@ class Words:
         self.newest = 0
         self.ended = False
 
-    def tend(self, life: str, start: int, era: str) -> None:
+    def tend(self, life: str, start: int, era: str, cluster_uid: str) -> None:
         self.tended.append((life, start, era))
 
     def wake(self) -> None:

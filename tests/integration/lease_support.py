@@ -41,8 +41,8 @@ SECRET = "73656372657421"
 def order(server: Server, **changes: Any) -> LeaseOrder:
     """For ``NODE``: as an agent with a quick heartbeat gives it."""
     plain = LeaseOrder(
-        boot=boot_id(), node=NODE, life=LIFE, start=1, era="", heartbeat=0.1, lease=3.0, fence=2.2, kill=0.2,
-        promise=0.1, timeout=0.5, failsafe=1.0, failsafe_limit=3600.0, patience=3600.0, grace=3600.0,
+        boot=boot_id(), node=NODE, life=LIFE, start=1, era="", cluster_uid="", heartbeat=0.1, lease=3.0, fence=2.2,
+        kill=0.2, promise=0.1, timeout=0.5, failsafe=1.0, failsafe_limit=3600.0, patience=3600.0, grace=3600.0,
         prefix=prefix(CLUSTER), record_version=str(RECORD_VERSION), server=server,
         renew=load("renew_lease").sha, leave=load("leave").sha, let_go=load("let_go").sha,
         door=LeasePort("127.0.0.1", (0, 0), SECRET),

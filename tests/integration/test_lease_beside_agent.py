@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.agent.questions import UdpPeers
 from nodeagent.lease.grants import NOTHING
 from nodeagent.lease.order import LeasePort, read_order
 from nodeagent.lease.statefiles import find_holder
@@ -99,7 +100,7 @@ class World:
         self.agent = make()
 
     def tend(self, start: int = 1) -> None:
-        self.agent.process.tend(LIFE, start, self.era)
+        self.agent.process.tend(LIFE, start, self.era, "c1")
 
     def pid(self) -> int:
         holder = find_holder(self.node.folder)
@@ -170,13 +171,35 @@ async def test_a_started_agent_sees_that_the_lease_runs_in_another_store(world: 
     store = connect(RedisConfig(url=other.url), CLUSTER, 5.0)
     started = Agent(world.agent.dirs.run, other.url, store).process
     assert started.elsewhere(None), "nobody knows yet"
-    assert started.elsewhere(await store.era()).endswith(f":{world.server.port}")
+    assert started.elsewhere((await store.identity()).era).endswith(f":{world.server.port}")
     assert started.elsewhere(world.era) == "", "it has the same history: a fail-over, or another name of that server"
     assert world.agent.process.elsewhere("") == "", "its own server was emptied"
     await world.agent.die()
     os.kill(pid, signal.SIGKILL)
     await world.node.until(lambda: started.elsewhere("") == "")  # nobody renews it there any more
     await store.close()
+
+
+async def test_others_are_answered_by_which_store_its_node_has_its_lease(world: World, servers: Yard) -> None:
+    await world.up()
+    other = await servers.server()
+    here, there = (
+        connect(RedisConfig(url=url, password_file=password), CLUSTER, 5.0)
+        for url, password in ((world.server.url, world.agent.config.redis.password_file), (other.url, None))
+    )
+    peers = UdpPeers(DOOR)
+    await peers.listen()
+    await world.node.until(lambda: world.agent.process.address() != "")
+    answer = await peers.ask_lease(world.agent.process.address(), BOUND)
+    assert answer is not None and answer.age is not None
+    assert answer[:3] == (NODE, "c1", world.era) and answer.store.endswith(f":{world.server.port}")
+    assert 0.0 <= answer.age < BOUND and not answer.away
+    same, another = await here.identity(), await there.identity()
+    assert same.goes_on(answer.era) and another.process and not another.goes_on(answer.era)
+    assert (another.era, another.place) == ("", f"127.0.0.1:{other.port}")
+    peers.close()
+    for store in (here, there):
+        await store.close()
 
 
 async def test_an_order_is_written_only_when_it_differs(world: World) -> None:
@@ -384,7 +407,7 @@ async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp
         reached = None
 
     process = LocalLeaseProcess(world.agent.config, NODE, Nowhere(), "", DOOR)
-    process.tend(LIFE, 1, "e")
+    process.tend(LIFE, 1, "e", "c1")
     for word in (process.wake, lambda: process.alive(cut_off=False), process.end):
         word()
     assert not (world.node.folder / "order.json").exists()
@@ -398,7 +421,7 @@ def test_tls_is_for_the_name_that_the_agent_asked_for(tmp_path: Path, check: boo
     (tmp_path / "lease").mkdir()
     dirs = DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path)
     redis = RedisConfig(url="rediss://redis.example/3", tls=TlsConfig(check_hostname=check))
-    LocalLeaseProcess(AgentConfig(redis=redis, dirs=dirs), NODE, There(), "", DOOR).tend(LIFE, 1, "e")
+    LocalLeaseProcess(AgentConfig(redis=redis, dirs=dirs), NODE, There(), "", DOOR).tend(LIFE, 1, "e", "c1")
     order = read_order(tmp_path / "lease", boot_id())
     assert order is not None and order.server.tls is not None
     assert (order.server.host, order.server.tls.server) == ("10.0.0.1", name)

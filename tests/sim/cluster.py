@@ -59,6 +59,8 @@ class Node:
         self.cluster, self.name = cluster, name
         self.configured = name
         """The node's name by its agent's config."""
+        self.server = cluster.server
+        """The store by its agent's config, from the agent's next start on."""
         rng = random.Random(cluster.rng.random())
         self.clock = SimClock(rate=1 + rng.uniform(-0.01, 0.01), boot=rng.uniform(0, 1e6))
         self.machine = SimMachine(name, self.clock, rng, cluster.observe)
@@ -75,8 +77,7 @@ class Node:
         self.repairs: Repairs | None = None
         """Looks after its health in the place of that."""
         self.lease = SimLease(
-            self.machine, self.clock, self.link, cluster.net, cluster.server, cluster.timing,
-            AgentConfig().without_agent,
+            self.machine, self.clock, self.link, cluster.net, cluster.timing, AgentConfig().without_agent,
         )  # fmt: skip
         self._host: SimHost | None = None
         self._identity: Identity | None = None
@@ -98,11 +99,11 @@ class Node:
         if self.repairs is not None:
             health, repair_state = self.repairs.begin()
             facts = facts.model_copy(update={"health": health, "repair_state": repair_state})
-        self._process = SimLeaseProcess(self.lease, self.gate, self.configured)
+        self._process = SimLeaseProcess(self.lease, self.gate, self.configured, self.server)
         self._host = SimHost(self.machine, self.gate, self._process.wake)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store, shared = (
-            LinkedStore(HereStore(self.cluster.server), self.link, self.gate).as_store(),
+            LinkedStore(HereStore(self.server), self.link, self.gate).as_store(),
             self.cluster.shared,
         )
         config = AgentConfig(timing=self.cluster.timing)
@@ -218,7 +219,7 @@ class SimCluster:
         """Closed while the store is stopped (SIGSTOP)."""
         self.thread = StoreThread()
         self._stirred = asyncio.Event()
-        self.server: Server = WatchedServer(lambda: EPOCH + loop.time() + self.clock_step, self._stepped)
+        self.server: Server = WatchedServer(lambda: EPOCH + loop.time() + self.clock_step, self.stepped)
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
@@ -242,7 +243,8 @@ class SimCluster:
         self._stirred.set()
         self.checker.machine(machine)
 
-    def _stepped(self) -> None:
+    def stepped(self) -> None:
+        """A server has done a step."""
         self._stirred.set()
         if self.damaged and self._era != (era := self.server.state.era):
             self._era = era

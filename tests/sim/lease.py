@@ -13,6 +13,7 @@ from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.links import MOST_LINKS
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server
 from nodeagent.lease.peers import Message
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, jobs_and_numbers
 from nodeagent.model.timing import Timing, millis
@@ -61,7 +62,6 @@ class SimLease:
         clock: SimClock,
         link: Link,
         net: PeerNet,
-        server: inprocess.Server,
         timing: Timing,
         patience: float,
     ) -> None:
@@ -71,8 +71,10 @@ class SimLease:
         self.gate = Gate()
         self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._received)
         self._end.dead = True
-        steps, rng = LeaseSteps(server), random.Random(machine.name)
-        self._steps: Any = LinkedStore(steps, link, self.gate, rng, timing.fence)
+        self._link, self._link_rng = link, random.Random(machine.name)
+        self._server: inprocess.Server | None = None
+        """The one that the order names."""
+        self._steps: Any = None
         self._asked: list[asyncio.Task[None]] = []
         """What the store has not answered, oldest first: see ``lease.links``."""
         self._newest: asyncio.Task[None] | None = None
@@ -251,7 +253,10 @@ class SimLease:
         if isinstance(message, LoanAnswer):
             failsafe.answered(nonce, message)
             self._news.set()
-        else:
+        elif isinstance(message, LeaseAsk):
+            if self.core is not None:
+                self._net.reply(self._end, sender, nonce, lease_answer(self.core, self.clock.now()))
+        elif not isinstance(message, LeaseAnswer):
             self._do(self._reply(failsafe, sender, nonce, message))
 
     async def _reply(self, failsafe: Failsafe, sender: PeerEnd, nonce: str, ask: Ask) -> None:
@@ -295,14 +300,17 @@ class SimLease:
 
     # --- what the agent may say
 
-    def tell(self, node: str, life: str, start: int, era: str) -> None:
+    def tell(self, node: str, life: str, start: int, era: str, cluster_uid: str, server: inprocess.Server) -> None:
         timing = self._timing
+        if server is not self._server:
+            self._server = server
+            self._steps = LinkedStore(LeaseSteps(server), self._link, self.gate, self._link_rng, timing.fence)
         order = LeaseOrder(
-            boot="", node=node, life=life, start=start, era=era, heartbeat=timing.heartbeat,
-            lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
-            timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
-            patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
-            server=_NOWHERE, renew="", leave="", let_go="", door=_DOOR,
+            boot="", node=node, life=life, start=start, era=era, cluster_uid=cluster_uid,
+            heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
+            promise=timing.promise, timeout=timing.store_timeout, failsafe=timing.failsafe,
+            failsafe_limit=timing.failsafe_limit, patience=self._patience, grace=GRACE + 1, prefix="",
+            record_version="", server=_NOWHERE, renew="", leave="", let_go="", door=_DOOR,
         )  # fmt: skip
         if order != self.order:
             self.order = order
@@ -334,16 +342,16 @@ class SimLease:
 class SimLeaseProcess:
     """What one agent sees of it. The words of an agent that is dead or stopped are not said."""
 
-    def __init__(self, lease: SimLease, gate: Gate, node: str) -> None:
-        self._lease, self._gate, self._node = lease, gate, node
+    def __init__(self, lease: SimLease, gate: Gate, node: str, server: inprocess.Server) -> None:
+        self._lease, self._gate, self._node, self._server = lease, gate, node, server
         self.dead = False
 
     def _say(self, word: Callable[[], None]) -> None:
         if not self.dead and not self._gate.closed:
             word()
 
-    def tend(self, life: str, start: int, era: str) -> None:
-        self._say(lambda: self._lease.tell(self._node, life, start, era))
+    def tend(self, life: str, start: int, era: str, cluster_uid: str) -> None:
+        self._say(lambda: self._lease.tell(self._node, life, start, era, cluster_uid, self._server))
 
     def wake(self) -> None:
         self._say(self._lease.wake)

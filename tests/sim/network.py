@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 from nodeagent.store.messages import BeatReply, Woken
 
@@ -49,6 +50,8 @@ class PeerNet:
         self.cut: set[tuple[str, str]] = set()
         """(from, to): what is sent that way is lost."""
         self.loss = 0.0
+        self.sent = 0
+        """Datagrams."""
         self.ends: dict[str, PeerEnd] = {}
         """Name to the lease process that is reached there."""
         self._under_way: set[asyncio.Task[None]] = set()
@@ -75,6 +78,7 @@ class PeerNet:
             if not end.dead:
                 end.hear(sender, nonce, message)
 
+        self.sent += 1
         task = asyncio.get_running_loop().create_task(carry())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -94,9 +98,17 @@ class SimPeers:
     def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
         self._net, self._gate = net, gate
         self._end = PeerEnd(name, gate, self._hear)
-        self._waiting: dict[str, asyncio.Future[LoanAnswer]] = {}
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
 
     async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
+        answer = await self._ask(address, question, timeout)
+        return answer if isinstance(answer, LoanAnswer) else None
+
+    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
+        answer = await self._ask(address, LeaseAsk(), timeout)
+        return answer if isinstance(answer, LeaseAnswer) else None
+
+    async def _ask(self, address: str, question: Message, timeout: float) -> Message | None:
         nonce = f"{self._net.rng.getrandbits(64):x}"
         future = self._waiting[nonce] = asyncio.get_running_loop().create_future()
         try:
@@ -113,7 +125,7 @@ class SimPeers:
 
     def _hear(self, _sender: PeerEnd, nonce: str, message: Message) -> None:
         future = self._waiting.get(nonce)
-        if isinstance(message, LoanAnswer) and future is not None and not future.done():
+        if isinstance(message, LoanAnswer | LeaseAnswer) and future is not None and not future.done():
             future.set_result(message)
 
 

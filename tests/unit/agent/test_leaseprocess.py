@@ -205,7 +205,7 @@ async def test_an_order_is_worked_out_once_a_beat(tmp_path: Path) -> None:
         process = LocalLeaseProcess(one, "n1", There(), "", LeasePort("127.0.0.1", (0, 0), ""))
         renewing = asyncio.create_task(process._renew_password())
         for _ in range(3):
-            process.tend("l1", 1, "e1")
+            process.tend("l1", 1, "e1", "c1")
             await asyncio.sleep(0.05)
         renewing.cancel()
         with suppress(asyncio.CancelledError):
@@ -242,7 +242,7 @@ def test_a_lease_is_renewed_elsewhere_in_another_cluster_or_at_another_server_in
         return LocalLeaseProcess(config, "n1", SimpleNamespace(reached=at), "", LeasePort("127.0.0.1", (0, 0), ""))
 
     assert agent(cluster, reached).elsewhere(era) == "", "there is no order"
-    agent("default", HERE).tend("l1", 1, "e1")
+    agent("default", HERE).tend("l1", 1, "e1", "c1")
     assert agent(cluster, reached).elsewhere(era) == "", "nobody has renewed by it"
     now = boottime()
     PulseWriter(lease_folder(tmp_path)).beat(Pulse(now, now - ago, now, now - ago))

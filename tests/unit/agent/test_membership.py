@@ -16,16 +16,18 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Membership
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.otherstore import Look
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
+from nodeagent.lease.standing import LeaseAnswer
 from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.base import PodHost
-from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.base import Store, StoreIdentity, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from tests.contract.bench import HereBench
 from tests.inprocess.lease import Words, era_of, renew_lease
@@ -76,7 +78,7 @@ def usage(memory: int) -> PodUsage:
 
 def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
-    start: int = 1, identity: Identity | None = None,
+    start: int = 1, identity: Identity | None = None, peers: Elsewhere | None = None,
 ) -> Membership:  # fmt: skip
     if identity is None:
         identity = Identity(folder, "b", None, "n1")
@@ -85,7 +87,7 @@ def make_lease(
         identity.node, TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics().left_undecided),
     )  # fmt: skip
-    return Membership(context, identity, node("n1").facts)
+    return Membership(context, identity, node("n1").facts, find_peer=peers.find if peers is not None else None)
 
 
 class Away(HereStore):
@@ -528,6 +530,53 @@ async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Pa
     with pytest.raises(StoreRefusedError, match="the store has been disturbed"):
         await lease.join()
     assert set(server.state.jobs) == {"u1", "u2"}
+
+
+class Elsewhere:
+    """A peer whose lease runs in another store."""
+
+    def __init__(self) -> None:
+        self.answer: LeaseAnswer | None = None
+        self.asked = 0
+
+    async def find(self, _known: Known, _here: StoreIdentity, _look: Look) -> LeaseAnswer | None:
+        self.asked += 1
+        return self.answer
+
+
+async def test_no_other_store_is_joined_while_a_peer_has_its_lease_in_one(tmp_path: Path) -> None:
+    """An idle node, which gave its own lease back when it was restarted with another redis.url."""
+    clock, peers = Clock(), Elsewhere()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, HereStore(server), "reborn", peers=peers)
+    lease.from_disk, lease.regroup = await kept_by_another_process(), 60.0
+    peers.answer = LeaseAnswer("n2", "c1", "e1", "10.0.0.1:6379", 0.1)
+    with pytest.raises(StoreUnusableError) as error:
+        await lease.join()
+    assert str(error.value) == lease.unusable
+    assert lease.unusable.startswith(
+        "the lease of node n2 runs in the store at 10.0.0.1:6379, and this agent's config leads to another one, at "
+        "this process: all agents must use one Redis: set redis.url and cluster back here; or, "
+    )
+    assert not server.state.jobs and not server.state.nodes
+    peers.answer = None
+    with pytest.raises(StoreRefusedError, match="the store has been disturbed"):
+        await lease.join()
+    assert set(server.state.jobs) == {"u1", "u2"}
+
+
+async def test_peers_are_asked_only_by_who_knows_any_and_may_have_come_to_another_server(tmp_path: Path) -> None:
+    clock, peers = Clock(), Elsewhere()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, HereStore(server), "x", peers=peers)
+    await lease.join()
+    await lease.beat()
+    server.run("redis.call('DEL', KEYS[1] .. 'meta') return { 1 }")
+    await lease.beat()
+    assert (lease.joined, peers.asked) == (True, 0), "it was with that server all the time"
+    server.restart(keep_data=False)
+    await lease.beat()
+    assert (lease.joined, peers.asked) == (True, 1)
 
 
 async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from nodeagent.agent.questions import UdpPeers
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
-from nodeagent.lease.peers import DatagramSeal, parse, split
+from nodeagent.lease.peers import DatagramSeal, Message, parse, split
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 
 SECRET = b"s3cret"
 BOUND = 10.0
@@ -69,10 +70,10 @@ class Raw:
         async with asyncio.timeout(BOUND):
             packet, sender = await asyncio.get_running_loop().sock_recvfrom(self.socket, 65536)
         nonce, message = parse(packet[32:])
-        assert message == QUESTION
+        assert message in (QUESTION, LeaseAsk())
         return packet, nonce, sender
 
-    def say(self, to: tuple[str, int], nonce: str, shown: LoanAnswer | Ask, secret: bytes = SECRET) -> None:
+    def say(self, to: tuple[str, int], nonce: str, shown: Message, secret: bytes = SECRET) -> None:
         self.socket.sendto(DatagramSeal(secret).sealed(nonce, shown), to)
 
 
@@ -85,6 +86,17 @@ async def test_a_question_is_answered_and_a_lost_one_sent_again() -> None:
             assert second == first
             end.say(sender, nonce, NO)
             assert await asking == NO
+
+
+async def test_where_a_lease_runs_is_another_question_with_another_kind_of_answer() -> None:
+    answer = LeaseAnswer("n1", "c1", "e1", "10.0.0.1:6379", 0.25)
+    async with asker() as one:
+        with Raw() as end:
+            for shown, taken in ((answer, answer), (NO, None)):
+                asking = asyncio.ensure_future(one.ask_lease(end.address, BOUND))
+                _, nonce, sender = await end.next()
+                end.say(sender, nonce, shown)
+                assert await asking == taken
 
 
 async def test_many_questions_at_once_get_their_own_answers() -> None:

@@ -13,9 +13,9 @@ from nodeagent.osutil.linux import boottime
 T = TypeVar("T")
 
 ORDER = LeaseOrder(
-    boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
-    timeout=0.5, failsafe=1.0, failsafe_limit=1000.0, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
-    server=Server("", "127.0.0.1", 6379, (), None), renew="a", leave="b", let_go="c",
+    boot="b", node="n1", life="l1", start=1, era="e1", cluster_uid="c1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25,
+    promise=4.0, timeout=0.5, failsafe=1.0, failsafe_limit=1000.0, patience=30.0, grace=10.0, prefix="na:{c}:",
+    record_version="6", server=Server("", "127.0.0.1", 6379, (), None), renew="a", leave="b", let_go="c",
     door=LeasePort("10.0.0.1", (29400, 29899), "73656372657421"),
 )  # fmt: skip
 SOURCES = {"a": "return 1", "b": "return 2", "c": "return 3"}

@@ -28,6 +28,7 @@ from nodeagent.lease.peers import (
     parse,
     split,
 )
+from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 
 SECRET = b"s3cret"
 BOUND = 10.0
@@ -38,6 +39,7 @@ PLAIN = {
     "to": "n1", "to_life": "x",
 }  # fmt: skip
 """As it has been on the wire since the first version."""
+LEASE = LeaseAnswer("n1", "c1", "e1", "10.0.0.1:6379", 0.25, True)
 Make = Callable[..., PeerPort]
 
 
@@ -91,6 +93,12 @@ def test_on_the_wire_it_is_as_it_has_always_been() -> None:
     }
     assert parse(packet[32:]) == ("n", QUESTION)
     assert parse(DatagramSeal(SECRET).sealed("n", answer)[32:]) == ("n", answer)
+
+
+@pytest.mark.parametrize("message", [LeaseAsk(), LEASE, LeaseAnswer()], ids=str)
+def test_where_a_lease_runs_is_asked_and_answered_in_the_same_way(message: Message) -> None:
+    found = parse(DatagramSeal(SECRET).sealed("n", message)[32:])
+    assert (found, type(found[1])) == (("n", message), type(message))
 
 
 def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
@@ -159,7 +167,13 @@ def test_a_wrong_secret_is_dropped_and_reported(make: Make) -> None:
         sealed({"nonce": "a", "ask": PLAIN | {"failsafe_members": {"n1": 1}}}),
         sealed({"nonce": "a", "ask": PLAIN, "padding": "x" * MOST_BYTES}),
         sealed({"nonce": "a", "answer": {"yes": "perhaps"}}), sealed({"nonce": "a", "answer": {"yes": True, "x": ""}}),
-        sealed({"nonce": "a", "answer": None}),
+        sealed({"nonce": "a", "answer": None}), sealed({"nonce": "a", "lease_ask": {"more": 1}}),
+        sealed({"nonce": "a", "lease_ask": []}), sealed({"nonce": "a", "lease_answer": {}}),
+        sealed({"nonce": "a", "lease_answer": LEASE._asdict() | {"age": True}}),
+        sealed({"nonce": "a", "lease_answer": LEASE._asdict() | {"age": float("nan")}}),
+        sealed({"nonce": "a", "lease_answer": LEASE._asdict() | {"away": None}}),
+        sealed({"nonce": "a", "lease_answer": LEASE._asdict() | {"era": 1}}),
+        sealed({"nonce": "a", "lease_answer": LEASE._asdict() | {"more": ""}}),
     ],
 )  # fmt: skip
 def test_garbage_is_dropped_and_the_next_is_received(make: Make, packet: bytes) -> None:
