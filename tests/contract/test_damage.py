@@ -105,6 +105,18 @@ async def test_a_list_of_records_that_was_removed_is_missed_where_nothing_runs(b
     assert (set(after.jobs), after.reply.queues) == ({"u1"}, view.reply.queues)
 
 
+async def test_a_list_without_the_last_change_is_read_by_nobody(bench: Bench) -> None:
+    """It was an older one. Who beat next read that nothing had changed since, and gave that back as the whole."""
+    await bench.up("n1", "n2")
+    job = await bench.submit()
+    before, era = (await bench.beat("n1")).rev, await bench.era()
+    job = await bench.propose(job, "n1")
+    async with bench.calls.link() as link:
+        await link.ask("ZADD", f"{bench.calls.prefix}changes", str(before), f"job:{job.uid}")
+    assert (await bench.beat("n1", rev=job.rev, era=era, looks=False)).rev == job.rev, "it has read all that there is"
+    assert "changes" in await refused("behind", bench.beat("n2", rev=before, era=era, looks=False))
+
+
 @pytest.mark.parametrize("name", ["train", "other"])
 async def test_each_of_a_nodes_jobs_is_looked_at_in_its_turn(bench: Bench, name: str) -> None:
     await bench.up("n1")

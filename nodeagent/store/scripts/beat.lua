@@ -48,6 +48,9 @@ if served >= recover then
   local key, or_key = nil, nil
   if not strays and shortened() then
     key = 'lease'
+  elseif A.rev < revision and revision % ERA_REVISIONS > 0
+    and redis.call('ZCOUNT', CHANGES, int(revision), int(revision)) == 0 then
+    key = 'changes' -- an older list, without the last change: this agent would read that nothing has changed
   elseif A.looks > 0 then
     key, or_key = look_once(A, P, A.era == meta.era)
   end
