@@ -17,7 +17,7 @@ import structlog
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.otherstore import FindPeer
-from nodeagent.agent.pace import look_period
+from nodeagent.agent.pace import BeatRoom, look_period
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.agent.room import differ_in_texts_only
 from nodeagent.model.facts import PodUsage
@@ -131,6 +131,7 @@ class Membership:
         """Records (``job:<uid>``) that are not what was read at their revision: the next beat says so."""
         self._first_join: float | None = None
         self._seq = 0
+        self._room = BeatRoom()
         self._looks = 0
         self._look_at = 0.0
         """When the next look for damage is due."""
@@ -351,11 +352,13 @@ class Membership:
             silent=self._snapshot.silent,
             looks=self._look(sent),
             unanswered=self.away_since is not None,
+            room=self._room.bytes,
         )
         self._answered = False
         try:
             reply = await self._store.beat(beat)
         except StoreUnavailableError as error:
+            self._room.unanswered()
             self._unanswered(error)
             raise
         except StoreRefusedError as refusal:
@@ -370,6 +373,8 @@ class Membership:
         now = self._clock.now()
         self._take_reply(beat, sent, pods, reply)
         self._answered = True
+        if reply.more:
+            self._room.filled()
         self._metrics.store_roundtrip.observe(now - sent)
         await self._verify(reply.jobs, more=reply.more)
         before = self._snapshot.beyond

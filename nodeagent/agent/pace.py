@@ -1,5 +1,5 @@
 """How often an agent calls the store: seldom while nothing calls for a beat, and after calls that failed or came late
-not at once, later each time, and not together with all other agents.
+not at once, later each time, and not together with all other agents. And how much it reads with one call.
 
 A beat costs the store the same in a cluster of any size, so all beats together cost as much as there are nodes. This
 module calls nothing; ``loop.py`` knows what calls for a beat at once.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 from nodeagent.model.timing import Timing
+from nodeagent.store.messages import PAGE_BYTES
 
 PER_NODE = 0.0025
 """Seconds between two beats of an agent that rests, for each node: all of them together ask the store 400 times a
@@ -88,3 +89,23 @@ class WakePace:
     def left(self, now: float) -> float:
         """Seconds for which nobody is to ask."""
         return max(0.0, self._until - now)
+
+
+LEAST_ROOM, MORE_ROOM = 1 << 14, 1 << 16
+"""Bytes of records that a beat may bring at the least, and how many more after one that brought all that it might."""
+
+
+class BeatRoom:
+    """How many bytes of records one agent lets a beat bring: half as many after one that was not answered. A reply that
+    does not arrive within ``store_timeout`` is lost as a whole, and the next one like it would be, too, where a link is
+    slow, or all agents read everything anew through one."""
+
+    def __init__(self) -> None:
+        self.bytes = PAGE_BYTES
+
+    def unanswered(self) -> None:
+        self.bytes = max(LEAST_ROOM, self.bytes // 2)
+
+    def filled(self) -> None:
+        """A beat was answered, and the store has more."""
+        self.bytes = min(PAGE_BYTES, self.bytes + MORE_ROOM)

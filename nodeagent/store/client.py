@@ -32,6 +32,7 @@ from nodeagent.store.decoder import COMPARED, Base, Decoder
 from nodeagent.store.errors import key_differs, strict
 from nodeagent.store.link import CallersLinks, Links
 from nodeagent.store.messages import (
+    PAGE_BYTES,
     Answer,
     Beat,
     BeatReply,
@@ -288,6 +289,8 @@ class RedisStore:
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         if beat.unanswered:
             arguments["unanswered"] = True
+        if beat.room != PAGE_BYTES:
+            arguments["room"] = beat.room
         if beat.ahead:
             arguments["ahead"] = beat.ahead
         if beat.rev == 0:

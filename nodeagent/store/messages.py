@@ -191,6 +191,8 @@ class Beat(Record):
     none. The store does not keep the ``seq`` of a beat that neither looks nor brings nor reads anything."""
     unanswered: bool = False
     """What the agent asked before was not answered, and perhaps no answer reaches it: its node stays ``mute``."""
+    room: int = Field(default=PAGE_BYTES, ge=1, le=PAGE_BYTES)
+    """The most bytes of records in the reply; a larger record is sent alone."""
 
 
 @dataclass(frozen=True, slots=True)

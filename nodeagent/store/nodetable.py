@@ -35,6 +35,8 @@ MOST_OF_NODES = 64 << 20
 """Characters of their records together. One of eight GPUs has some 2,000."""
 AT_A_TIME = 512
 """Nodes that one command reads. Each command is a round trip, and costs Redis as much as the texts of ten nodes."""
+LEAST_AT_A_TIME = 8
+"""The same after commands that were not answered in time."""
 DECODED_AT_A_TIME = 1 << 17
 """Characters decoded before the loop has its turn: some 10 ms."""
 LEAST_DECODED = 1 << 10
@@ -132,7 +134,8 @@ class NodeTable:
             while not await self._go_on(reading):
                 if now() >= until:
                     return None
-        except StoreUnavailableError:
+        except StoreUnavailableError:  # perhaps the link carries no more in time
+            reading.at_a_time = max(LEAST_AT_A_TIME, reading.at_a_time // 2)
             return None
         except _Begun:
             self._reading = None

@@ -23,7 +23,7 @@ from nodeagent.store.calls import AnyLinks
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import StoreLink
-from nodeagent.store.messages import Beat, BeatReply, Ending, Note, OwnJob, Proposal, QuotaClaims, Saved
+from nodeagent.store.messages import PAGE_BYTES, Beat, BeatReply, Ending, Note, OwnJob, Proposal, QuotaClaims, Saved
 from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
@@ -149,6 +149,7 @@ class Bench:
         own: JobRecord | None = None,
         looks: bool = True,
         unanswered: bool = False,
+        room: int = PAGE_BYTES,
     ) -> BeatReply:
         """As an agent does, after its lease process has renewed for ``length`` ms. ``own``: a job that runs on the node
         as its view has it; ``runs``: of which it has only the name. ``looks``: for damage."""
@@ -174,6 +175,7 @@ class Bench:
                 unanswered=unanswered,
                 ahead=ahead or {},
                 looks=self._seq[node] if looks else 0,
+                room=room,
             )
         )
         if not renewed:

@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
 from nodeagent.store import client, codec, nodetable
+from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.messages import BeatReply
 from nodeagent.store.nodetable import FoundNodes, NodeTable
@@ -125,6 +126,40 @@ async def whole(bench: Bench, table: NodeTable, calls: int = 100) -> tuple[int, 
         if found := await table.read(await era(bench)):
             return call, found
     raise AssertionError(f"it is not read after {calls} calls")
+
+
+class Late:
+    """Calls on links on which a reply with more than so many texts comes too late."""
+
+    def __init__(self, calls: Calls, most: int) -> None:
+        self._calls, self.prefix, self.most = calls, calls.prefix, most
+        self.asked: list[int] = []
+
+    @asynccontextmanager
+    async def link(self) -> AsyncIterator[Late]:
+        async with self._calls.link() as self._link:
+            yield self
+
+    async def ask_beside(self, *commands: tuple[str | int, ...]) -> object:
+        return await self._link.ask_beside(*commands)
+
+    async def ask(self, *words: str | int) -> object:
+        if words[0] == "HMGET" and str(words[1]).endswith("nodes"):
+            self.asked.append(len(words) - 2)
+            if self.asked[-1] > self.most:
+                raise StoreUnavailableError("it did not answer in time")
+        return await self._link.ask(*words)
+
+
+async def test_on_a_slow_link_fewer_nodes_are_read_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodetable, "AT_A_TIME", 8)
+    monkeypatch.setattr(nodetable, "LEAST_AT_A_TIME", 1)
+    names = [f"n{number}" for number in range(1, 9)]
+    await bench.up(*names)
+    late = Late(bench.calls, 2)
+    _, found = await whole(bench, NodeTable(cast(Calls, late), codec.decode_node))
+    assert {node.id for node in found.nodes} == set(names)
+    assert late.asked[:3] == [8, 4, 2]
 
 
 @pytest.mark.usefixtures("small_parts")

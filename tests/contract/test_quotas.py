@@ -78,6 +78,19 @@ async def test_a_page_of_records_is_bounded_in_bytes(bench: Bench) -> None:
     assert not (await bench.beat("n1", rev=rev)).jobs
 
 
+async def test_an_agent_whose_link_is_slow_is_sent_less_at_a_time(bench: Bench) -> None:
+    await bench.up("n1")
+    for number in range(6):
+        await bench.submit(f"u{number}", f"job-{number}", env=LARGE)
+    pages, rev, more = list[list[str]](), 0, True
+    while more:
+        reply = await bench.beat("n1", rev=rev, room=3 * 250_000)
+        pages.append([job.name for job in reply.jobs])
+        rev, more = reply.rev, reply.more
+    assert [len(page) for page in pages] == [3, 3]
+    assert [name for page in pages for name in page] == [f"job-{number}" for number in range(6)]
+
+
 async def test_a_record_larger_than_a_page_travels_alone(bench: Bench) -> None:
     await bench.up("n1")
     huge = {"TEXT": "x" * (PAGE_BYTES + 1)}

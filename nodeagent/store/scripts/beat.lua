@@ -4,8 +4,9 @@
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 --     everything), seen? (of one of runs: uid, rev, and texts, by field; '' where there is none), unanswered? (the
---     agent had no answer to its last call, and may get none to this one: a mute node stays so)
-local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
+--     agent had no answer to its last call, and may get none to this one: a mute node stays so), room? (bytes of records
+--     that the reply may have)
+local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, A.room or 1048576, 1000
 local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
 local SEQ_AHEAD = 60000 -- ms, by which agents number their beats: no beat is so late
 local id = A.node

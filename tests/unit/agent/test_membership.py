@@ -108,6 +108,35 @@ class Away(HereStore):
         return await super().beat(beat)
 
 
+class Slow(HereStore):
+    """Answers in time what has no more than ``carries`` bytes of records."""
+
+    carries = 1 << 20
+    rooms: list[int]
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        self.rooms.append(beat.room)
+        if beat.room > self.carries:
+            raise StoreUnavailableError("it did not answer in time")
+        return await super().beat(beat)
+
+
+async def test_an_agent_on_a_slow_link_reads_less_at_a_time_and_so_reads_all(tmp_path: Path) -> None:
+    """It asked for as much again and again, for as long as the link was slow."""
+    clock = Clock()
+    store = Slow(Server(clock.now))
+    store.rooms, store.carries = [], 1 << 18
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            await lease.beat()
+    await lease.beat()
+    assert store.rooms == [1 << 20, 1 << 19, 1 << 18]
+    await lease.beat()
+    assert store.rooms[-1] == 1 << 18, "there was no more to read"
+
+
 async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(tmp_path: Path) -> None:
     """Or the agent would ask it a hundred times a second for as long as it is away."""
     clock = Clock()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.agent.pace import JITTER, BeatPeriod, WakePace, look_period
+from nodeagent.agent.pace import JITTER, LEAST_ROOM, MORE_ROOM, BeatPeriod, BeatRoom, WakePace, look_period
 from nodeagent.model.timing import Timing
+from nodeagent.store.messages import PAGE_BYTES
 
 TIMING = Timing()
 RESTING = Timing(heartbeat=0.5, lease=3.0)
@@ -86,3 +87,19 @@ def test_calls_that_fail_together_count_once_and_an_answer_ends_it() -> None:
     assert pace.left(300.0) == 0.0
     pace.failed(400.0)
     assert pace.left(400.0) <= max(pauses(f"n{i}", 1)[0] for i in range(50)) * 1.1
+
+
+def test_a_beat_brings_half_as_much_after_one_that_was_not_answered_and_more_after_one_that_was_full() -> None:
+    room = BeatRoom()
+    assert room.bytes == PAGE_BYTES
+    room.unanswered()
+    room.unanswered()
+    assert room.bytes == PAGE_BYTES / 4
+    room.filled()
+    assert room.bytes == PAGE_BYTES / 4 + MORE_ROOM
+    for _ in range(20):
+        room.unanswered()
+    assert room.bytes == LEAST_ROOM
+    for _ in range(PAGE_BYTES // MORE_ROOM):
+        room.filled()
+    assert room.bytes == PAGE_BYTES
