@@ -128,11 +128,12 @@ class StoreRefusedError(StoreError):
     damaged store).
     """
 
-    def __init__(self, code: str, text: str, left: str = "0") -> None:
+    def __init__(self, code: str, text: str, seconds: str = "0") -> None:
         super().__init__(text)
         self.code = code
-        self.left = float(left)
-        """Of ``lease_held``: seconds for which the other lease lasts, if nobody renews it."""
+        self.seconds = float(seconds)
+        """Of ``lease_held``: for which the other lease lasts, if nobody renews it. Of a beat that is ``stale``: the
+        number of the newest one, which is in ms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@
 --     that the reply may have)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, A.room or 1048576, 1000
 local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
-local SEQ_AHEAD = 60000 -- ms, by which agents number their beats: no beat is so late
+local MOST_SEQ = 1e13 -- of the ms since the boot, by which agents number their beats
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
@@ -29,10 +29,11 @@ if no then
   return no
 end
 if A.seq <= tonumber(node.seq) then
-  if tonumber(node.seq) > A.seq + SEQ_AHEAD then
+  if tonumber(node.seq) > MOST_SEQ then
     return distrust({ 'node:' .. id })
   end
-  return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
+  return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq,
+    string.format('%.3f', tonumber(node.seq) / 1000))
 end
 -- The steps would count by other values than those of `timing`, which all agents compare with their own.
 local _, timing = pcall(cjson.decode, meta.timing or '0')

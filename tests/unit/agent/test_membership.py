@@ -28,10 +28,11 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreIdentity, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.keys import prefix
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from tests.contract.bench import HereBench
 from tests.inprocess.lease import Words, era_of, renew_lease
-from tests.inprocess.server import HereStore, Server
+from tests.inprocess.server import CLUSTER, HereStore, Server
 from tests.unit.ctl.samples import node
 
 TIMING = Timing()
@@ -318,6 +319,24 @@ async def test_the_lease_of_a_former_name_is_given_back_only_in_the_store_where_
     with pytest.raises(StoreRefusedError) as refused:
         await renamed.leave_as_former()
     assert refused.value.code == "recovering"
+
+
+async def test_beats_go_on_from_a_number_that_somebody_wrote(tmp_path: Path) -> None:
+    """Each later beat would come too late, for as long as the node's clock takes to get there."""
+    clock = Clock()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, HereStore(server), "a")
+    await lease.join()
+    await lease.beat()
+    record = server.data.keys[prefix(CLUSTER) + "node:n1"]
+    assert isinstance(record, dict)
+    record["seq"] = str(millis(clock.at) + 3_600_000)
+    lease.publish({"u1": Readiness(state="ready")}, ())
+    with pytest.raises(StoreRefusedError, match="came after"):
+        await lease.beat()
+    assert lease.joined
+    await lease.beat()
+    assert "u1" in server.state.nodes["n1"].readiness
 
 
 async def test_the_first_beat_that_is_answered_again_is_followed_by_one_that_says_so(tmp_path: Path) -> None:
