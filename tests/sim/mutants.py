@@ -723,9 +723,9 @@ def what_does_not_count_comes_after_all(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("  and (old.signature or '') == void.signature then", "  and false then"))
 
 
-def any_number_of_beats_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """Every beat with a lower number than the record's came late."""
-    change(patch, ("if tonumber(node.seq) > A.seq + SEQ_AHEAD then", "if false then"))
+def a_refused_beat_goes_on_from_its_own_number(patch: pytest.MonkeyPatch) -> None:
+    """A beat with a lower number than the record's does not read which one that is."""
+    change(patch, ("string.format('%.3f', tonumber(node.seq) / 1000)", "'0'"))
 
 
 def a_record_may_call_its_own_life_dead(patch: pytest.MonkeyPatch) -> None:
@@ -766,7 +766,7 @@ MUTANTS = (
     Mutant(texts_are_not_compared, provocations.its_control_is_another_one),
     Mutant(refusals_are_believed, provocations.its_record_may_not_be_large_enough),
     Mutant(what_does_not_count_comes_after_all, provocations.its_checkpoint_is_turned_back),
-    Mutant(any_number_of_beats_is_believed, provocations.its_record_counts_ahead),
+    Mutant(a_refused_beat_goes_on_from_its_own_number, provocations.its_record_counts_ahead),
     Mutant(a_record_may_call_its_own_life_dead, provocations.its_record_calls_its_life_dead),
     Mutant(any_number_may_be_the_highest, provocations.its_highest_number_is_where_lua_counts_no_more),
     Mutant(what_is_in_the_history_has_ended, provocations.its_record_is_moved_into_the_history),
