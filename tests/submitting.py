@@ -43,4 +43,7 @@ async def submit_one(
     except StoreRefusedError as refused:
         if refused.code != "not_found":
             raise
-        return (await store.past(first)).jobs[0]
+        past = (await store.past(first)).jobs
+        if not past:  # a request that is repeated names a job that is deleted by now
+            raise
+        return past[0]

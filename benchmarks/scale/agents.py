@@ -118,7 +118,7 @@ class Agent:
         """As its lease process does."""
         await renew(self.store, self.node, self._era)
 
-    def _tend(self, _life: str, _start: int, era: str) -> None:
+    def _tend(self, _life: str, _start: int, era: str, _cluster_uid: str) -> None:
         self._era = era
 
     def cluster(self) -> Cluster:

@@ -25,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def view_of(agent: Agent) -> AgentView:
     """The agent as the API sees it, as far as these handlers look."""
-    health = SimpleNamespace(store_away_since=None, store_waits="")
+    health = SimpleNamespace(store_away_since=None, store_waits="", lent=(), lease_left=1.0)
     parts: dict[str, Any] = {
         "cluster": agent.cluster,
         "me": lambda: agent.snapshot.node(agent.node),

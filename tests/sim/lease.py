@@ -95,6 +95,7 @@ class SimLease:
         self._words, self._news, self._answering = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
+        self.leaves_sent = 0
 
     @property
     def state(self) -> str:
@@ -194,6 +195,7 @@ class SimLease:
                 gone = await self._steps.let_go(order, *free) if free is not None else {}
             else:
                 assert core.departure is not None
+                self.leaves_sent += 1
                 await self._steps.leave(order, core.departure.why)
         except (StoreUnavailableError, StoreRefusedError) as found:
             error = found

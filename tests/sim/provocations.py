@@ -398,13 +398,14 @@ async def lets_go_after_it_lent(c: SimCluster) -> None:
 async def its_lease_process_dies_as_it_leaves(c: SimCluster) -> None:
     """Its goodbye is on its way to the store for seconds; meanwhile it is back, and so is the agent that was stuck."""
     await started(c, 1, 1)
-    for _ in range(3):
+    for _ in range(6):
         await c.until(lambda: c.whole("j"), 60, "whole")
         node = c.nodes[members(c)[0]]
+        before = node.lease.leaves_sent
         node.freeze_agent()
         await c.until(lambda: node.lease.state == "giving up", 60, "it gives up")  # noqa: B023
-        node.link.slow = 3.0
-        await asyncio.sleep(0.4)
+        node.link.slow = 6.0
+        await c.until(lambda: node.lease.leaves_sent > before, 60, "it says goodbye")  # noqa: B023
         node.link.slow = 0.0
         node.lease.kill()
         node.thaw()
@@ -811,21 +812,19 @@ async def its_record_names_a_node_that_there_is_not(cluster: SimCluster) -> None
 
 
 async def its_record_says_that_it_has_failed(cluster: SimCluster) -> None:
-    """Somebody writes that; an agent starts anew, and reads the whole record: it would remember for days that the job
-    has ended, and not run it again."""
+    """Somebody writes that; a node without a copy on its disk reads the whole record: it would remember for days that
+    the job has ended, and not run it."""
     await started(cluster, 2, 3)
     before = pids(cluster)
+    spare = next(node for name, node in cluster.nodes.items() if name not in members(cluster))
     await _somebody_writes(cluster, "phase", "failed")
     await asyncio.sleep(10)
-    node = cluster.nodes[members(cluster)[-1]]
-    await node.kill_agent()
-    node.start_agent()
+    await spare.power_cut(disk_lost=True)
+    spare.power_on()
     await asyncio.sleep(10)
     assert pids(cluster) == before, "nothing that runs is hurt"
-    node.machine.worker_ends("uid-j", 0, signal=9)
-    await cluster.until(lambda: cluster.find("j") is not None and cluster.whole("j") and cluster.job("j").restarts == 1,
-                        60, "replaced")  # fmt: skip
-    assert node.name in members(cluster)
+    await cluster.nodes[members(cluster)[-1]].power_cut()
+    await cluster.until(lambda: spare.name in members(cluster) and cluster.whole("j"), 60, "replaced")
 
 
 async def its_record_lacks_a_member(cluster: SimCluster) -> None:
@@ -844,13 +843,13 @@ async def its_record_lacks_a_member(cluster: SimCluster) -> None:
 
 
 async def its_control_is_another_one(cluster: SimCluster) -> None:
-    """The same with what operators want of the job."""
-    await started(cluster, 2, 3)
-    await _somebody_writes(cluster, "control", '{"rev":99,"target":3,"restart":0}')
+    """The same with what operators want of the job; a node without a copy on its disk reads it then."""
+    await started(cluster, 2, 2)
+    await _somebody_writes(cluster, "control", '{"rev":99,"target":2,"restart":0}')
     await asyncio.sleep(20)
-    node = cluster.nodes[members(cluster)[-1]]
-    await node.kill_agent()
-    node.start_agent()
+    node = next(node for name, node in cluster.nodes.items() if name not in members(cluster))
+    await node.power_cut(disk_lost=True)
+    node.power_on()
     await cluster.until(lambda: node.agent is not None and node.agent.certain, 20, "it has read everything")
     assert node.agent is not None
     assert node.agent.cluster().refused == {}

@@ -66,9 +66,9 @@ def ended(w: Worker) -> int:
 def printed(w: Worker) -> str:
     w.captures[0].drain()
     w.captures[1].drain()
-    said = w.captures[0].tail() or w.captures[1].tail()
+    output = w.captures[0].tail() or w.captures[1].tail()
     w.close()
-    return said
+    return output
 
 
 def test_what_an_earlier_worker_of_the_rank_wrote_of_its_error_is_not_the_new_ones(pod: Pod) -> None:

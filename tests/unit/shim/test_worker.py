@@ -48,14 +48,14 @@ def test_what_it_is_at_by_what_is_known(
 ) -> None:
     """One that failed and is to be started again has not exited for the agent."""
     one = worker(**known)
-    said = WorkerState.model_validate(one.state())
-    assert (one.lives, one.reaped, said.state, said.exit) == (lives, reaped, state, code)
-    assert (said.rank, said.local_rank, said.pid) == (3, 1, known.get("pid"))
+    shown = WorkerState.model_validate(one.state())
+    assert (one.lives, one.reaped, shown.state, shown.exit) == (lives, reaped, state, code)
+    assert (shown.rank, shown.local_rank, shown.pid) == (3, 1, known.get("pid"))
 
 
 def test_its_progress_is_as_it_reported_last() -> None:
-    said = WorkerState.model_validate(worker(pid=7, step=12, doing="saves").state())
-    assert (said.step, said.doing) == (12, "saves")
+    shown = WorkerState.model_validate(worker(pid=7, step=12, doing="saves").state())
+    assert (shown.step, shown.doing) == (12, "saves")
 
 
 @pytest.mark.parametrize(("place", "role"), [("", ""), ("trainer.0", "trainer"), ("a.b.12", "a.b")])
