@@ -816,7 +816,7 @@ MUTANTS = (
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
     Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
     Mutant(ends_not_remembered, provocations.forged_and_stolen),
-    Mutant(leaves_before_its_workers_are_gone, provocations.wakes_when_it_was_given_up),
+    Mutant(leaves_before_its_workers_are_gone, provocations.its_shim_hangs_while_its_agent_is_stuck),
     Mutant(lets_go_with_promises, provocations.lets_go_after_it_lent),
     Mutant(takes_the_time_of_all, provocations.one_of_two_jobs_waits_for_a_stuck_node),
     Mutant(lets_go_before_its_workers_are_gone, provocations.one_of_two_jobs_waits_for_a_stuck_node),

@@ -330,6 +330,15 @@ async def wakes_when_it_was_given_up(c: SimCluster) -> None:
         await asyncio.sleep(c.rng.uniform(0.5, 12.0))
 
 
+async def its_shim_hangs_while_its_agent_is_stuck(c: SimCluster) -> None:
+    """So nobody says that its workers have ended, or ends them before their time is over."""
+    await started(c, 1, 1)
+    node = c.nodes[members(c)[0]]
+    node.freeze_agent()
+    node.machine.hang_shim("uid-j")
+    await c.until(lambda: c.whole("j") and node.name not in members(c), 60, "re-formed elsewhere")
+
+
 async def one_of_two_jobs_waits_for_a_stuck_node(c: SimCluster) -> None:
     """A node's agent is stuck. A job that runs there loses a worker elsewhere, and goes on without the node; another
     job goes on there."""
