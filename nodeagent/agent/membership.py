@@ -226,8 +226,8 @@ class Membership:
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
         now = self._clock.now()
         if self._refused_since is None:
-            self._refused_since, self._held_until = now, now + refusal.seconds
-        renewed = now + refusal.seconds > self._held_until + self._timing.lease
+            self._refused_since, self._held_until = now, now + refusal.number
+        renewed = now + refusal.number > self._held_until + self._timing.lease
         if renewed and now - self._refused_since > self._timing.lease * REFUSED_LIMIT:
             raise IdTakenError(
                 f"{refusal}; it has kept renewing for {now - self._refused_since:.0f} s: stop that agent, or give this "
@@ -368,7 +368,7 @@ class Membership:
             self._answers()
             self._distrusted.difference_update(beat.damaged)
             if refusal.code == "stale":  # somebody wrote a larger number: the next beat has the one after that
-                self._seq = max(self._seq, millis(refusal.seconds))
+                self._seq = max(self._seq, int(refusal.number))
             if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise

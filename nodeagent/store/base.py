@@ -128,12 +128,12 @@ class StoreRefusedError(StoreError):
     damaged store).
     """
 
-    def __init__(self, code: str, text: str, seconds: str = "0") -> None:
+    def __init__(self, code: str, text: str, number: str = "0") -> None:
         super().__init__(text)
         self.code = code
-        self.seconds = float(seconds)
-        """Of ``lease_held``: for which the other lease lasts, if nobody renews it. Of a beat that is ``stale``: the
-        number of the newest one, which is in ms."""
+        self.number = float(number)
+        """Of ``lease_held``: seconds for which the other lease lasts, if nobody renews it. Of a beat that is ``stale``:
+        the newest one's ``seq``."""
 
 
 @dataclass(frozen=True, slots=True)

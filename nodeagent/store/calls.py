@@ -36,7 +36,7 @@ CALLERS_STEPS = frozenset({"submit", "control", "forget", "cordon", "replace"})
 """Steps that callers of the API ask for."""
 SHOWN = 80
 """Characters of an unexpected reply that an error shows."""
-_SECONDS = r"\d{1,12}\.\d{3}"
+_NUMBER = r"\d{1,14}(\.\d{3})?"
 
 
 class AnyLinks(Protocol):
@@ -183,14 +183,14 @@ class Calls:
 
 def _steps_own(reply: Any) -> list[Any]:
     """Returns the reply if a script of ours can have given it: a list of 1 and the results, or of 0, a code, a sentence
-    and perhaps a number of seconds. Raises ConnectionError for any other: the server then does not run scripts as Redis
+    and perhaps a number. Raises ConnectionError for any other: the server then does not run scripts as Redis
     does."""
     if not isinstance(reply, list) or not reply or reply[0] not in (0, 1):
         raise _no_step(reply)
     if reply[0] == 0:
         words = [part for part in reply[1:] if isinstance(part, str)]
-        seconds = words[2:]
-        if not 2 <= len(words) == len(reply) - 1 <= 3 or not all(re.fullmatch(_SECONDS, one) for one in seconds):
+        number = words[2:]
+        if not 2 <= len(words) == len(reply) - 1 <= 3 or not all(re.fullmatch(_NUMBER, one) for one in number):
             raise _no_step(reply)
     return reply
 

@@ -730,7 +730,7 @@ def what_does_not_count_comes_after_all(patch: pytest.MonkeyPatch) -> None:
 
 def a_refused_beat_goes_on_from_its_own_number(patch: pytest.MonkeyPatch) -> None:
     """A beat with a lower number than the record's does not read which one that is."""
-    change(patch, ("string.format('%.3f', tonumber(node.seq) / 1000)", "'0'"))
+    change(patch, ("node.seq, node.seq)", "node.seq)"))
 
 
 def a_record_may_call_its_own_life_dead(patch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ local function sorted_keys(map)
   return keys
 end
 
-local function refuse(code, text, left)
-  return { 0, code, text, left }
+local function refuse(code, text, number)
+  return { 0, code, text, number }
 end
 
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes

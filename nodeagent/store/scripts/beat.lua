@@ -32,8 +32,7 @@ if A.seq <= tonumber(node.seq) then
   if tonumber(node.seq) > MOST_SEQ then
     return distrust({ 'node:' .. id })
   end
-  return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq,
-    string.format('%.3f', tonumber(node.seq) / 1000))
+  return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq, node.seq)
 end
 -- The steps would count by other values than those of `timing`, which all agents compare with their own.
 local _, timing = pcall(cjson.decode, meta.timing or '0')
