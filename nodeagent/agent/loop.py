@@ -24,7 +24,7 @@ from nodeagent.agent.metrics import RestartCounter
 from nodeagent.agent.otherstore import OtherStore
 from nodeagent.agent.pace import BeatPeriod, WakePace
 from nodeagent.agent.published import Advert, Checked, Publisher, unchecked
-from nodeagent.agent.questions import AllQuestions
+from nodeagent.agent.questions import Questions
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, Writing
@@ -111,7 +111,7 @@ class Agent:
         *,
         trust: Trust,
         disk: OnDisk,
-        peers: AllQuestions,
+        peers: Questions,
         machine: OwnMachine,
     ) -> None:
         """``identity``: taken. ``facts``: as of this start."""
@@ -127,7 +127,7 @@ class Agent:
         self.saver = Saver(context, disk.view, trust.writing, self._beat_now.set)
         self._membership = membership = Membership(
             context, identity, facts, lambda: self.saver.saved, verifier.read,
-            OtherStore(self._node, peers, self._clock, self._timing).find_peer,
+            find_peer=OtherStore(self._node, peers, self._clock, self._timing).find_peer,
         )  # fmt: skip
         membership.from_disk, membership.regroup = self.saver.load(), config.saving.regroup
         verifier.recall(membership.from_disk.jobs if membership.from_disk is not None else ())

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from nodeagent.agent.questions import LeaseQuestions
 from nodeagent.agent.recovery import Known
 from nodeagent.lease.failsafe import RESEND
-from nodeagent.lease.standing import LeaseAnswer
+from nodeagent.lease.whichstore import LeaseAnswer
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.clock import Clock
 from nodeagent.store.base import StoreIdentity

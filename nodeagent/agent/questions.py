@@ -8,6 +8,7 @@ import asyncio
 import math
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, cast
@@ -16,7 +17,7 @@ from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
 from nodeagent.lease.peers import DatagramSeal, Message, is_numeric, open_port, parse, split
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk
 from nodeagent.osutil.threads import in_daemon
 
 
@@ -36,17 +37,39 @@ class LeaseQuestions(Protocol):
         ...
 
 
-class AllQuestions(PeerQuestions, LeaseQuestions, Protocol):
-    """Both."""
+class Questions(ABC):
+    """Both, whatever carries them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        """By nonce."""
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
+        answer = await self._ask(address, question, timeout)
+        return answer if isinstance(answer, LoanAnswer) else None
+
+    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
+        answer = await self._ask(address, LeaseAsk(), timeout)
+        return answer if isinstance(answer, LeaseAnswer) else None
+
+    @abstractmethod
+    async def _ask(self, address: str, question: Message, timeout: float) -> Message | None:
+        """Wait for the answer to one question, in ``_waiting``."""
+
+    def _answered(self, nonce: str, message: Message) -> None:
+        """What is no answer, or to no question that waits, is dropped."""
+        future = self._waiting.get(nonce)
+        if isinstance(message, LoanAnswer | LeaseAnswer) and future is not None and not future.done():
+            future.set_result(message)
 
 
-class UdpPeers(asyncio.DatagramProtocol):
+class UdpPeers(Questions, asyncio.DatagramProtocol):
     """The real ones. ``listen`` once, ``close`` at the end."""
 
     def __init__(self, door: LeasePort) -> None:
+        super().__init__()
         self._door, self._seal = door, DatagramSeal(bytes.fromhex(door.secret))
         self._transport: asyncio.DatagramTransport | None = None
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
         self._look_ups: dict[str, asyncio.Future[str]] = {}
         """Those under way, by host: one that takes long is asked for once."""
 
@@ -67,14 +90,6 @@ class UdpPeers(asyncio.DatagramProtocol):
         self.close()
         self._door = self._door._replace(address=address)
         await self.listen()
-
-    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
-        answer = await self._ask(address, question, timeout)
-        return answer if isinstance(answer, LoanAnswer) else None
-
-    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
-        answer = await self._ask(address, LeaseAsk(), timeout)
-        return answer if isinstance(answer, LeaseAnswer) else None
 
     async def _ask(self, address: str, question: Message, timeout: float) -> Message | None:
         nonce = secrets.token_hex(16)
@@ -112,7 +127,6 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._transport = cast("asyncio.DatagramTransport", transport)  # the real one does not derive from it
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """What is no answer to a question of ours is dropped."""
         body = self._seal.opened(data)
         if body is None:
             return
@@ -120,9 +134,7 @@ class UdpPeers(asyncio.DatagramProtocol):
             nonce, message = parse(body)
         except ValueError:
             return
-        future = self._waiting.get(nonce)
-        if isinstance(message, LoanAnswer | LeaseAnswer) and future is not None and not future.done():
-            future.set_result(message)
+        self._answered(nonce, message)
 
 
 def _address_of(host: str) -> str:

@@ -31,13 +31,13 @@ from nodeagent.api.jobdetail import (
     waits,
     way_out,
 )
+from nodeagent.api.jobpods import workers_time
 from nodeagent.api.jobwriter import JobWriter, anew
 from nodeagent.api.limits import JobSizes, owner_json, spec_bytes
 from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, find_any_job, saved, seen
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to, unread_json
-from nodeagent.api.standing import workers_time
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodeagent.agent.gauges import node_state
 from nodeagent.api.auth import DATABASE
-from nodeagent.api.standing import WorkersTime, beside_the_gang, unpublished
+from nodeagent.api.jobpods import WorkersTime, beside_the_gang, unpublished
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord
 from nodeagent.model.node import NodeRecord

@@ -32,7 +32,6 @@ from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.links import LeaseLinks, StoreAnswer
 from nodeagent.lease.order import order_file, read_order, script_of
 from nodeagent.lease.peers import PeerPort
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
@@ -60,6 +59,7 @@ from nodeagent.lease.statefiles import (
     write_unannounced,
     write_withdrawn,
 )
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.withdrawals import jobs_and_numbers
 from nodeagent.osutil.linux import bind_private, boot_id, boottime, hold_folder
 from nodeagent.osutil.stderr import lossy_stderr

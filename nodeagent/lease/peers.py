@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from nodeagent.lease.grants import sha256
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk
 
 MOST_BYTES = 8192
 """Of a datagram."""

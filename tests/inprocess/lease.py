@@ -50,6 +50,10 @@ async def era_of(calls: Calls) -> str:
         return str(await link.ask("HGET", calls.prefix + "meta", "era") or "")
 
 
+async def nobody(*_: object) -> None:
+    """No peer has its lease in another store."""
+
+
 class Words:
     """The agent's words, kept; nobody acts on them. See ``agent.leaseprocess.LeaseProcess``."""
 

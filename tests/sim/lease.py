@@ -13,8 +13,8 @@ from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.links import MOST_LINKS
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server
 from nodeagent.lease.peers import Message
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk, lease_answer
 from nodeagent.lease.withdrawals import NOTHING_WITHDRAWN, jobs_and_numbers
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.folder import folder_name

@@ -10,10 +10,9 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar, cast
 
+from nodeagent.agent.questions import Questions
 from nodeagent.lease.failsafe import RESEND
-from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 from nodeagent.store.messages import BeatReply, Woken
 
@@ -92,21 +91,13 @@ class PeerEnd:
         self.dead = False
 
 
-class SimPeers:
+class SimPeers(Questions):
     """How one agent asks."""
 
     def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
+        super().__init__()
         self._net, self._gate = net, gate
-        self._end = PeerEnd(name, gate, self._hear)
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
-
-    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
-        answer = await self._ask(address, question, timeout)
-        return answer if isinstance(answer, LoanAnswer) else None
-
-    async def ask_lease(self, address: str, timeout: float) -> LeaseAnswer | None:
-        answer = await self._ask(address, LeaseAsk(), timeout)
-        return answer if isinstance(answer, LeaseAnswer) else None
+        self._end = PeerEnd(name, gate, lambda _sender, nonce, message: self._answered(nonce, message))
 
     async def _ask(self, address: str, question: Message, timeout: float) -> Message | None:
         nonce = f"{self._net.rng.getrandbits(64):x}"
@@ -122,11 +113,6 @@ class SimPeers:
             del self._waiting[nonce]
         await self._gate.passed()
         return future.result() if future.done() else None
-
-    def _hear(self, _sender: PeerEnd, nonce: str, message: Message) -> None:
-        future = self._waiting.get(nonce)
-        if isinstance(message, LoanAnswer | LeaseAnswer) and future is not None and not future.done():
-            future.set_result(message)
 
 
 class StoreThread:

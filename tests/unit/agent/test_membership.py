@@ -20,8 +20,8 @@ from nodeagent.agent.otherstore import Look
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
-from nodeagent.lease.standing import LeaseAnswer
 from nodeagent.lease.statefiles import Pulse
+from nodeagent.lease.whichstore import LeaseAnswer
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
@@ -31,7 +31,7 @@ from nodeagent.store.base import Store, StoreIdentity, StoreRefusedError, StoreU
 from nodeagent.store.keys import prefix
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from tests.contract.bench import HereBench
-from tests.inprocess.lease import Words, era_of, renew_lease
+from tests.inprocess.lease import Words, era_of, nobody, renew_lease
 from tests.inprocess.server import CLUSTER, HereStore, Server
 from tests.unit.ctl.samples import node
 
@@ -88,7 +88,7 @@ def make_lease(
         identity.node, TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics().left_undecided),
     )  # fmt: skip
-    return Membership(context, identity, node("n1").facts, find_peer=peers.find if peers is not None else None)
+    return Membership(context, identity, node("n1").facts, find_peer=nobody if peers is None else peers.find)
 
 
 class Away(HereStore):

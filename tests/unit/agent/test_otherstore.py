@@ -12,7 +12,7 @@ import pytest
 from nodeagent.agent.otherstore import AGAIN, BOUND, FIRST, MOST_ASKED, OtherStore, Says, meaning
 from nodeagent.agent.recovery import Known
 from nodeagent.lease.failsafe import RESEND
-from nodeagent.lease.standing import LeaseAnswer
+from nodeagent.lease.whichstore import LeaseAnswer
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreIdentity
 from tests.sim.virtual import SimClock, run_virtual

@@ -14,7 +14,7 @@ from nodeagent.agent.questions import UdpPeers
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
 from nodeagent.lease.peers import DatagramSeal, Message, parse, split
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk
 
 SECRET = b"s3cret"
 BOUND = 10.0

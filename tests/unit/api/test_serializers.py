@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from nodeagent.api.jobpods import WorkersTime
 from nodeagent.api.serializers import job_json, lent_json, pods_json, shown_to
-from nodeagent.api.standing import WorkersTime
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport

@@ -28,7 +28,7 @@ from nodeagent.lease.peers import (
     parse,
     split,
 )
-from nodeagent.lease.standing import LeaseAnswer, LeaseAsk
+from nodeagent.lease.whichstore import LeaseAnswer, LeaseAsk
 
 SECRET = b"s3cret"
 BOUND = 10.0

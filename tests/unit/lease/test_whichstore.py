@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.lease.core import Core
-from nodeagent.lease.standing import LeaseAnswer, lease_answer
+from nodeagent.lease.whichstore import LeaseAnswer, lease_answer
 from tests.unit.lease.build import ORDER
 
 ANSWER = LeaseAnswer("n1", "c1", "e1", "127.0.0.1:6379")

@@ -1,6 +1,5 @@
-"""How a job stands on its nodes: which pods belong to its gang and which are spare, what is known of one that nothing
-is published of, and on whose time workers run while the store is unreachable. Pure; ``serializers.py`` gives it its
-form."""
+"""Of a job's pods: which belong to its gang and which are spare, what is known of one that nothing is published of, and
+on whose time workers run while the store is unreachable. Pure; ``serializers.py`` gives it its form."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from nodeagent.agent.view import AgentHealth
-from nodeagent.api.standing import workers_time
+from nodeagent.api.jobpods import workers_time
 from nodeagent.pods.base import PodStatus
 from tests.unit.api.test_server_away import UID, health
 from tests.unit.ctl import samples
