@@ -77,6 +77,10 @@ class NotedCalls(Calls):
         return await super().step(name, arguments, acted_on, words)
 
 
+async def _nobody(*_: object) -> None:
+    """No peer has its lease in another store."""
+
+
 class Agent:
     """One node's. To be closed."""
 
@@ -97,7 +101,7 @@ class Agent:
             node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,
             metrics=Metrics(), undecided=Undecided(node, Metrics().left_undecided), **stubs,
         )  # fmt: skip
-        self._lease = Membership(context, identity, records.facts(node))
+        self._lease = Membership(context, identity, records.facts(node), find_peer=_nobody)
 
     async def join(self) -> None:
         await self._lease.join()

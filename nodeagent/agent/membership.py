@@ -91,10 +91,11 @@ class Membership:
         facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
         verify: Verify = unverified,
-        find_peer: FindPeer | None = None,
+        *,
+        find_peer: FindPeer,
     ) -> None:
         """``identity``: taken. ``saved``: what is on the disk by now. ``verify``: is given each job's record before it
-        comes into the view. ``find_peer``: one whose lease runs elsewhere (``OtherStore``); None: nobody is asked."""
+        comes into the view. ``find_peer``: one whose lease runs elsewhere (``OtherStore``)."""
         self.node, self.facts, self._timing = context.node, facts, context.timing
         self._store, self._host, self._clock = context.store, context.host, context.clock
         self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
@@ -298,13 +299,12 @@ class Membership:
         store than the agent's. With the jobs of that one this one would have them formed anew, beside the gangs that
         run there."""
         known = self._snapshot.known(self._clock.now()) if self._snapshot.complete else self.from_disk
-        asks = known is not None and self._find_peer is not None
-        if not (asks or self._process.elsewhere(None)):
+        if known is None and not self._process.elsewhere(None):
             return
         here = await self._store.identity()
         if there := self._process.elsewhere(here.era):
             self._refuse_second("this node", there, here)
-        if known is None or self._find_peer is None or (self._snapshot.complete and here.began(known.era)):
+        if known is None or (self._snapshot.complete and here.began(known.era)):
             return  # it has been with that server all the time
         if (peer := await self._find_peer(known, here, self._store.identity)) is not None:
             self._refuse_second(f"node {peer.node}", peer.store, here)

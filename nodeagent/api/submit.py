@@ -192,6 +192,9 @@ class SubmitRoutes:
             return await self._tried(jobs)
         self._noted(names)
         era, now = self._view.era, time.time()
+        # Where a queue counts what each user has they are admitted again, by a view that has all that was submitted to
+        # it before: one submit after the other, here and, by the store's word, on all nodes.
+        counted = self._counted(who, jobs)
 
         async def attempt() -> tuple[str, int]:
             claims = None
@@ -204,9 +207,6 @@ class SubmitRoutes:
                 era=self._view.era, quota=quota, claims=claims,
             )  # fmt: skip
 
-        # Where a queue counts what each user has they are admitted again, by a view that has all that was submitted to
-        # it before: one submit after the other, here and, by the store's word, on all nodes.
-        counted = self._counted(who, jobs)
         try:
             async with self._counting if counted else nullcontext():
                 first, rev = await write_again(self._view, attempt)

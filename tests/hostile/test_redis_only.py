@@ -30,7 +30,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.scripts import WHOLE_EACH
 from tests.contract.bench import Bench, facts, refused
-from tests.inprocess.lease import Words
+from tests.inprocess.lease import Words, nobody
 
 pytestmark = pytest.mark.redis
 TIMING = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.8)
@@ -67,7 +67,7 @@ class Cluster:
             node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
             snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided(node, Metrics().left_undecided),
         )  # fmt: skip
-        return Membership(context, identity, facts(node))
+        return Membership(context, identity, facts(node), find_peer=nobody)
 
     async def start(self) -> None:
         for lease in self.leases:

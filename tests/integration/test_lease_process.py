@@ -21,7 +21,7 @@ from nodeagent.lease.main import LONGEST_WORD
 from nodeagent.lease.order import LeaseOrder, order_file, script_of
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.statefiles import find_holder
-from nodeagent.model.job import JobEvent
+from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.world import Generation
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
@@ -346,13 +346,19 @@ async def test_an_order_that_could_not_be_read_for_a_moment_is_read_again(world:
 # --- who waits
 
 
-async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_other(world: World, node: Node) -> None:
+async def with_a_job(world: World, node: Node) -> tuple[JobRecord, str]:
+    """A job that runs here, with its own time, and on another node; and the key of its grant."""
     await world.bench.up("n2")
     job = await world.bench.active(await world.bench.submit(), NODE, "n2")
     key = grant_key(job.uid)
     node.add(key)
     world.begin(lease=0.5, promise=0.5)
     await node.until(lambda: node.grant(key).until > boottime())
+    return job, key
+
+
+async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_other(world: World, node: Node) -> None:
+    job, key = await with_a_job(world, node)
     await world.bench.propose(job, "n2")
     with Watcher(node) as other:
         await node.until(lambda: node.grant(key).barred == 1.0)
@@ -372,12 +378,7 @@ async def test_a_silent_agents_node_lets_the_job_go_that_waits_for_it_and_no_oth
 async def test_a_cut_off_agents_node_lets_the_job_go_that_waits_for_what_it_cannot_start_and_no_other(
     world: World, node: Node
 ) -> None:
-    await world.bench.up("n2")
-    job = await world.bench.active(await world.bench.submit(), NODE, "n2")
-    key = grant_key(job.uid)
-    node.add(key)
-    world.begin(lease=0.5, promise=0.5)
-    await node.until(lambda: node.grant(key).until > boottime())
+    job, key = await with_a_job(world, node)
 
     def barred() -> bool:
         node.say({"alive": True, "cut_off": True, "standing": f"{job.uid} 1"})
@@ -394,12 +395,7 @@ async def test_a_cut_off_agents_node_lets_the_job_go_that_waits_for_what_it_cann
 
 
 async def test_no_restart_takes_back_that_a_job_is_let_go(world: World, node: Node) -> None:
-    await world.bench.up("n2")
-    job = await world.bench.active(await world.bench.submit(), NODE, "n2")
-    key = grant_key(job.uid)
-    node.add(key)
-    world.begin(lease=0.5, promise=0.5)
-    await node.until(lambda: node.grant(key).until > boottime())
+    job, key = await with_a_job(world, node)
     await world.bench.propose(job, "n2")
     await node.until(lambda: node.grant(key).barred == 1.0)
     node.kill()
