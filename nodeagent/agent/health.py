@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import TypedDict
 
 from nodeagent.agent.repair import FileRepairLog, RepairBounds, Repairer
 from nodeagent.agent.repaircommands import Commands
-from nodeagent.hardware.discovery import asked_for_gpus
+from nodeagent.hardware.discovery import asked_for_gpus, installed_slots
 from nodeagent.hardware.judging.judge import JudgePolicy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import installed
@@ -20,14 +19,12 @@ from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import SiteCheck
-from nodeagent.osutil.linux import descends
+from nodeagent.osutil.linux import descends, in_container
 from nodeagent.plan.repair import Means
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
 
-HOST_PIDS = 0xEFFFFFFC
-"""Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""
 MOST_PROCESSES = 1024
 """The most processes on a node's GPUs of which it is found out whose they are."""
 
@@ -45,7 +42,8 @@ class PodWork(OwnWork):
 
     def __init__(self, statuses: Callable[[], Mapping[str, PodStatus]]) -> None:
         self._statuses = statuses
-        self._own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
+        self._own_pids = in_container()
+        """Pids of its own: the driver may list other numbers than /proc."""
 
     @property
     def working(self) -> bool:
@@ -87,7 +85,7 @@ class NodeHealth:
         self._may_join = config.node.gpus == "auto"
         self.policy = JudgePolicy(health.probation, health.dry_run, health.ignore)
         self.monitor = Monitor(
-            machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
+            machine(config, health, facts), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, own=own,
             checked=bool(health.repair.commands()) and health.repair.verify is not None,
         )  # fmt: skip
@@ -108,13 +106,15 @@ class NodeHealth:
         return {"gpus": found, "health": monitor.published, "repair_state": repair_state}
 
 
-def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
-    """What there is to look at: the driver is asked where there is one, or where the config says so."""
+def machine(config: AgentConfig, health: HealthConfig, facts: NodeFacts) -> Machine:
+    """What there is to look at: the driver is asked where there is one, or where the config says so. What is in the
+    slots is looked up where no driver has listed a GPU."""
     gpus = config.node.gpus
     named = None if gpus == "auto" else () if gpus == "none" else gpus
     interface = config.node.data_interface
     return Machine(
-        boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
+        boot=facts.boot_id, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
+        slots=installed_slots() if gpus == "auto" and not facts.gpus else (),
         interfaces=(interface,) if interface else (), plugins=installed() if config.node.gpus == "auto" else (),
         checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip

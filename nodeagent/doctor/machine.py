@@ -92,6 +92,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
         gpus_missed=gpus == 0 and config.node.gpus == "auto" and _has_driver(),
+        undriven=_undriven() if config.node.gpus == "auto" and not (running and config.health) else (),
         hardware_missing=hardware_missing() if watched else "",
         address=address,
         address_problem=_address_problem(address) if address else "",
@@ -138,6 +139,15 @@ def _has_driver() -> bool:
     from nodeagent.hardware.discovery import SIGNS
 
     return any(path.exists() for path in SIGNS)
+
+
+def _undriven() -> tuple[str, ...]:
+    """Where there are NVIDIA's GPUs without its driver, as far as this installation can see."""
+    if hardware_missing() or _has_driver():
+        return ()
+    from nodeagent.hardware.discovery import installed_slots
+
+    return installed_slots()
 
 
 def _needed() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from nodeagent.hardware.plugins import NVIDIA
 from nodeagent.hardware.probes.process import packages, reader_command
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.commands import end
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import in_container, write_atomic
 
 if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast
     from nodeagent.spec.agentconfig import AgentConfig
@@ -35,6 +35,8 @@ DEADLINE = 5.0
 """Seconds where nobody looks after the node's health, so that no GPU could join later."""
 FILE = "gpus.json"
 """In the ``state`` folder."""
+_NVIDIA, _VGA, _3D = "0x10de", "0x0300", "0x0302"
+"""As the PCI bus names the vendor, and the classes of devices that draw and of those that only compute."""
 
 
 def asked_for_gpus(config: AgentConfig) -> bool:
@@ -42,6 +44,33 @@ def asked_for_gpus(config: AgentConfig) -> bool:
     if isinstance(config.node.gpus, tuple):
         return bool(config.node.gpus)
     return config.node.gpus == "auto" and any(sign.exists() for sign in SIGNS)
+
+
+def installed_slots() -> tuple[str, ...]:
+    """PCI addresses (``0000:3b:00``) of the GPUs that are this machine's own; none in a container, which sees those of
+    its host, whoever has them."""
+    return () if in_container() else on_the_bus(Path("/sys"))
+
+
+def on_the_bus(sysfs: Path) -> tuple[str, ...]:
+    """PCI addresses of NVIDIA's GPUs that its driver has or could have: the kernel lists them without any. Not those
+    that another driver has: a virtual machine's (vfio-pci), or nouveau's that may have a display."""
+    try:
+        devices = sorted((sysfs / "bus/pci/devices").iterdir())
+    except OSError:  # a machine without PCI
+        return ()
+    return tuple(device.name.partition(".")[0] for device in devices if _is_own_gpu(device))
+
+
+def _is_own_gpu(device: Path) -> bool:
+    try:
+        if (device / "vendor").read_text().strip() != _NVIDIA or (device / "physfn").exists():  # a slice of another
+            return False
+        kind, link = (device / "class").read_text()[:6], device / "driver"
+        driver = link.readlink().name if link.is_symlink() else "nvidia"
+    except OSError:  # taken out just now
+        return False
+    return kind in (_VGA, _3D) and (driver == "nvidia" or (driver, kind) == ("nouveau", _3D))
 
 
 async def find_gpus(

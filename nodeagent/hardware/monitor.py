@@ -72,6 +72,8 @@ TICK = 5.0
 """Seconds between two judgements when nothing new comes: probations end."""
 VERIFY = 10.0
 """Seconds that a repaired device has to be read without a fault before its probation begins."""
+NAMED = 3
+"""GPUs that are named of those that no driver lists."""
 KERNEL = "kernel"
 """Of the two sources of Xids the one that anybody could try to write to."""
 VERSION = 1
@@ -96,6 +98,8 @@ class SavedHealth:
     """By plug-in, of every boot."""
     record: int | None = None
     """Number of the newest record of this boot's kernel log that was reported."""
+    renounced: Sequence[str] = ()
+    """PCI addresses of GPUs that a person does without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class Machine:
     """There is a driver to ask."""
     configured: Sequence[str] | None = None
     """UUIDs that the config names: no other GPU of the machine is this node's business. None: every one is."""
+    slots: Sequence[str] = ()
+    """PCI addresses of the GPUs that are installed, where no driver listed one at the start."""
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
@@ -166,6 +172,7 @@ class Monitor:
         self._memory = saved.memory
         self._known = tuple(saved.gpus if machine.configured is None else machine.configured)
         """UUIDs that are expected here."""
+        self._renounced = frozenset(saved.renounced)
         self._links = dict(saved.links) if saved.boot == machine.boot else {}
         self._ports = tuple(port for port in saved.ports if "/" in port)  # an interface: as long as the config names it
         self._accepted = set[str]()
@@ -236,8 +243,13 @@ class Monitor:
 
     @property
     def _wants_a_driver(self) -> bool:
-        """One that did not come up with this boot, where there were GPUs, is asked all the same."""
-        return self._machine.gpus or bool(self._known)
+        """One that did not come up with this boot, where there are or were GPUs, is asked all the same."""
+        return self._machine.gpus or bool(self._known or self._undriven)
+
+    @property
+    def _undriven(self) -> tuple[str, ...]:
+        """PCI addresses, which stand for the GPUs of a machine of which no driver ever listed one."""
+        return () if self._known else tuple(slot for slot in self._machine.slots if slot not in self._renounced)
 
     @property
     def asks_the_driver(self) -> bool:
@@ -284,6 +296,7 @@ class Monitor:
         gone = {v.device for v in memory.verdicts if v.rule == MISSING.id and v.device == device} - present
         if gone and rule in (None, MISSING.id) and self.gpus is not None:
             self._known = tuple(uuid for uuid in self._known if uuid not in gone or self._machine.names(uuid))
+            self._renounced |= {bus for bus, uuid in self._buses.items() if uuid in gone}
             memory = forgotten(memory, gone)
         lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
         if lost and rule in (None, ACCELERATOR_MISSING.id):
@@ -294,10 +307,12 @@ class Monitor:
             if device in vendor.expected and not vendor.present:
                 vendor.forget(device)
                 memory = forgotten(memory, {device})
-        broken = self._gpu_probe.reading.problem and not self._machine.gpus
-        if not device and rule in (None, NVML_BROKEN.id) and broken:
-            memory, self._known, self._gpus = forgotten(memory, self._known), (), None
-            self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
+        if not device and rule in (None, NVML_BROKEN.id) and self._gpu_reading.problem:
+            if not self._machine.gpus:
+                memory, self._known, self._gpus = forgotten(memory, self._known), (), None
+                self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
+            if not self._known:
+                self._renounced |= {*self._machine.slots}
         if not device and rule in (None, PORT.id) and self._host is not None:
             self._accepted |= {port for port, _ in self._host.ports_down}
             self._ports = tuple(port for port in self._ports if port not in self._accepted)
@@ -334,7 +349,11 @@ class Monitor:
         config says that nobody acts on a missing one."""
         listed = {gpu.uuid for gpu in self.last_gpus}
         others = [gpu for vendor in self._vendors for gpu in vendor.expected.values()]
-        kinds = (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]), (ACCELERATOR_MISSING, others)
+        kinds = (
+            (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]),
+            (NVML_BROKEN, [Gpu(uuid=slot, index=0) for slot in self._undriven]),
+            (ACCELERATOR_MISSING, others),
+        )
         ignored = self._policy.off | self._policy.dry_run
         return tuple(gpu for rule, gpus in kinds if rule.id not in ignored for gpu in gpus if gpu.uuid not in listed)
 
@@ -400,7 +419,11 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes if not probe.absent), working=self._own.working,
+            probes=tuple(
+                self._gpu_reading if probe is self._gpu_probe else probe.reading
+                for probe in self._probes if not probe.absent
+            ),
+            working=self._own.working,
             accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
             checks=self._checks.readings,
         )  # fmt: skip
@@ -411,6 +434,16 @@ class Monitor:
         if readings.gpus is not None and (self._before is None or elapsed >= REPLAY_WINDOW):
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
+
+    @property
+    def _gpu_reading(self) -> ProbeReading:
+        """Whether the driver answers. One that lists no GPU of those that are installed is as good as none."""
+        reading, slots = self._gpu_probe.reading, self._undriven
+        why = reading.problem or ("the driver lists none" if self.gpus is not None else "")
+        if not slots or not why or reading.missed:
+            return reading
+        named = ", ".join(slots[:NAMED]) + (f" and {len(slots) - NAMED} more" if len(slots) > NAMED else "")
+        return replace(reading, problem=f"NVIDIA GPUs are installed ({named}), but: {why}")
 
     def _look_for_ours(self) -> None:
         """Which processes are this node's, once for each reading that lists any: with hundreds of them a look takes
@@ -561,7 +594,8 @@ class Monitor:
         buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
         saved = SavedHealth(
-            self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record
+            self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record,
+            sorted(self._renounced),
         )  # fmt: skip
         if _essence(saved) == _essence(self._saved):
             return
@@ -581,7 +615,8 @@ def save_memory(path: Path, saved: SavedHealth) -> None:
     stored = _Stored(
         version=VERSION, boot=saved.boot, gpus=tuple(saved.gpus), buses=dict(saved.buses), links=dict(saved.links),
         ports=tuple(saved.ports), devices={name: tuple(gpus) for name, gpus in saved.devices.items()},
-        record=saved.record, at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
+        record=saved.record, renounced=tuple(saved.renounced), at=memory.at, verdicts=memory.verdicts, past=memory.past,
+        repairs=memory.repairs,
     )  # fmt: skip
     write_atomic(path, stored.model_dump_json(), durable=True)
 
@@ -601,8 +636,9 @@ def load_memory(path: Path) -> SavedHealth:
         raise ValueError(first_error(error)) from None
     memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
     return SavedHealth(
-        memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record
-    )
+        memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record,
+        stored.renounced,
+    )  # fmt: skip
 
 
 class _Version(BaseModel):
@@ -619,6 +655,7 @@ class _Stored(_Version):
     ports: tuple[str, ...] = ()
     devices: dict[str, tuple[Gpu, ...]] = {}
     record: int | None = None
+    renounced: tuple[str, ...] = ()
     at: float
     verdicts: tuple[Verdict, ...]
     past: tuple[DeviceEvent, ...]
@@ -630,7 +667,7 @@ def _essence(saved: SavedHealth) -> object:
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in saved.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in saved.memory.past)
     seen = tuple(saved.gpus), dict(saved.buses), dict(saved.links), tuple(saved.ports), dict(saved.devices)
-    return verdicts, past, saved.memory.repairs, saved.boot, seen, saved.record is None
+    return verdicts, past, saved.memory.repairs, saved.boot, seen, tuple(saved.renounced), saved.record is None
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:

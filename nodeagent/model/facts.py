@@ -62,6 +62,8 @@ class HostFacts(Record):
     """The machine has GPUs or InfiniBand, whose drivers lock memory."""
     gpus_missed: bool = False
     """There is an NVIDIA driver, but the agent offers no GPU though it looked for GPUs."""
+    undriven: tuple[str, ...] = ()
+    """PCI addresses of NVIDIA's GPUs that no driver reads, where no agent reports that."""
     hardware_missing: str = ""
     """Why nothing watches the hardware though the config has it watched; empty if it can be."""
     address: str = ""

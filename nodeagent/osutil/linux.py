@@ -109,6 +109,16 @@ def power_mark() -> dict[str, str]:
     return {POWER: os.environ[POWER]} if POWER in os.environ else {}
 
 
+_HOST_PIDS = 0xEFFFFFFC
+"""Inode of the machine's own pid namespace."""
+
+
+def in_container() -> bool:
+    """This process has a pid namespace other than the machine's: there others may know its processes by other numbers,
+    and the kernel shows it devices that are its host's."""
+    return Path("/proc/self/ns/pid").stat().st_ino != _HOST_PIDS
+
+
 def boot_id() -> str:
     """The kernel's id of this boot, or a container's replacement of it. Read through init's root, since a sandbox may
     hide the replacement. Only root can read it there; other users are in no sandbox."""

@@ -440,6 +440,44 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
     os.close(log)
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (9, "Driver Not Loaded"),
+        (12, "NVML Shared Library Not Found"),
+        (18, "RM has detected an NVML/RM version mismatch."),
+    ],
+)
+async def test_gpus_that_no_driver_ever_listed_are_missed_until_one_does(
+    tmp_path: Path, driver: Path, host: dict[str, Any], code: int, why: str
+) -> None:
+    """The machine was taken for one without GPUs. Each time the reader is started anew it asks again."""
+    state, came = tmp_path / "driver", asyncio.Event()
+    place = health.Machine(
+        "boot", gpus=code == 18, slots=("0000:10:00",), proc=host["proc"], sysfs=host["sys"], kmsg=host["kmsg"]
+    )
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": str(state)}
+    write_state(state, "gpus 1", f"error nvmlInitWithFlags {code}")
+    monitor = health.Monitor(
+        place, tmp_path, environ, SystemClock(), policy=JudgePolicy(), changed=came.set, own=health.OwnWork()
+    )
+    monitor.probe("nvml")._again = 0.1
+
+    async def until(rules: list[str], gpus: list[str]) -> None:
+        while ([v.rule for v in monitor.verdicts], [gpu.uuid for gpu in monitor.unlisted]) != (rules, gpus):
+            came.clear()
+            await came.wait()
+
+    async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND):
+        task = group.create_task(monitor.run())
+        await until(["probe.nvml.broken"], ["0000:10:00"])
+        assert monitor.verdicts[0].raw == f"nvml: NVIDIA GPUs are installed (0000:10:00), but: NVML: {why}"
+        write_state(state, "gpus 1")
+        await until([], [])
+        assert [gpu.pci for gpu in monitor.last_gpus] == ["0000:10:00"]
+        task.cancel()
+
+
 async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) -> None:
     async with watching(host | {"folders": [str(tmp_path / "none")]}) as machine:
         reported = await machine.until(lambda reported: "host" in reported and reported["host"]["full_disks"])

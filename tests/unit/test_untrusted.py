@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "diag/worker.py": ("read_text", KERNEL),
     "doctor/machine.py": ("read_text", KERNEL + "; /etc/subuid"),
     "hardware/accelerator.py": ("listdir open", KERNEL),
-    "hardware/discovery.py": ("mkdir read_text", OWN),
+    "hardware/discovery.py": ("iterdir mkdir read_text", OWN + "; " + KERNEL),
     "hardware/monitor.py": ("read_text", OWN),
     "hardware/probes/host.py": ("listdir open", KERNEL),
     "hardware/probes/reader.py": ("open", KERNEL),

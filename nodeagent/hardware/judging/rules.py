@@ -239,7 +239,7 @@ NVML_HUNG = Rule(
     "probe.nvml.hung", "fatal", "reboot", "reading", "GPUs unknown: the driver does not answer", "own deadline, twice"
 )
 NVML_BROKEN = Rule(
-    "probe.nvml.broken", "unknown", "diagnose", "reading", "GPUs unknown: the driver cannot be asked", "own check"
+    "probe.nvml.broken", "unknown", "diagnose", "reading", "GPUs unknown: no driver reads them", "own check"
 )
 PROBE_LATE = Rule(
     "probe.late", "degraded", "none", "reading", "the machine has not been looked at in time", "own deadline"

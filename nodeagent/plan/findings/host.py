@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 
 from nodeagent.model.facts import Finding, FolderFacts, HostFacts
+from nodeagent.plan.cluster import some
 
 MIB = 2**20
 FULL = 256 * MIB
@@ -169,6 +170,11 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
         yield _warning(
             "there is an NVIDIA driver, but the agent found no GPU when it started, so none is offered",
             "see nvidia-smi; when it answers: systemctl restart nodeagent",
+        )
+    if facts.undriven:
+        yield _warning(
+            f"NVIDIA GPUs are installed ({some(facts.undriven)}), but their driver is not loaded: none is offered",
+            "install or load it, until nvidia-smi lists them; or `gpus: none` below `node`, where that is meant",
         )
 
 

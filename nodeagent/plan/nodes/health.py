@@ -23,6 +23,8 @@ WINDOW = 600.0
 WINDOW_MS = millis(WINDOW)
 ONE_IN = 10
 """Of so many nodes one may become unfit within the window; at least one always may."""
+NO_DRIVER = "probe.nvml.broken"
+"""NVIDIA's driver is not there, or answers nobody."""
 APP_REPEATS = "xid.app.repeats"
 """Application errors that come back on one GPU: on GPUs of several nodes they are the application's after all."""
 
@@ -225,6 +227,12 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
     if verdict.unknown:
         if any(gpu.uuid == verdict.device and gpu.variable for gpu in node.facts.gpus):
             return f"on {node.facts.hostname}: ask the vendor's own tool"
+        if verdict.rule == NO_DRIVER:
+            return (
+                f"on {node.facts.hostname}: nvidia-smi -q, then install or load the driver, or reboot; to do without "
+                "GPUs: gpus: none below node in its config, or, if no driver is loaded, "
+                f"nodeagentctl health ack {node.id}"
+            )
         if verdict.action == "diagnose":
             return f"on {node.facts.hostname}: nvidia-smi -q"
         return f"on {node.facts.hostname}: nvidia-smi -q; if it finds no fault: nodeagentctl health ack {node.id}"

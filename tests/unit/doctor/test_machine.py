@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.doctor.machine import NEEDED, Looker, _taken, clock_rate, closed, look_at, look_at_folder, rate_of
+from nodeagent.hardware import discovery
 from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 
@@ -81,6 +82,21 @@ def test_interfaces(tmp_path: Path) -> None:
     there = look_at(config(tmp_path, node={"data_interface": "lo"}), "n1", "", 0)
     assert (there.interface, there.interface_state) == ("lo", "unknown")
     assert look_at(config(tmp_path, node={"data_interface": "ib9"}), "n1", "", 0).interface_state == "missing"
+
+
+def test_gpus_without_a_driver_where_no_agent_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = ("0000:3b:00",)
+    monkeypatch.setattr(discovery, "installed_slots", lambda: slots)
+    monkeypatch.setattr(discovery, "SIGNS", ())
+
+    def undriven(gpus: int | None, **more: Any) -> tuple[str, ...]:
+        return look_at(config(tmp_path, **more), "n1", "", gpus).undriven
+
+    assert (undriven(None), undriven(0, health="off")) == (slots, slots)
+    assert undriven(0) == (), "its agent has a verdict, or was told to do without them"
+    assert undriven(None, node={"gpus": "none"}) == undriven(None, node={"gpus": ["GPU-a"]}) == ()
+    monkeypatch.setattr(discovery, "SIGNS", (tmp_path,))
+    assert undriven(None) == ()
 
 
 def test_ports_that_somebody_listens_on_are_counted(tmp_path: Path) -> None:

@@ -41,10 +41,11 @@ class Watched:
 
     def __init__(
         self, folder: Path, *, configured: tuple[str, ...] | None = None, gpus: bool = True, checked: bool = False,
-        boot: str = "boot", plugins: tuple[Plugin, ...] = (), own: OwnWork | None = None, **policy: Any,
+        boot: str = "boot", plugins: tuple[Plugin, ...] = (), own: OwnWork | None = None, slots: tuple[str, ...] = (),
+        **policy: Any,
     ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
-        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins)
+        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins, slots=slots)
         self.monitor = Monitor(
             machine,
             folder,
@@ -227,6 +228,109 @@ async def test_an_operator_takes_a_machine_whose_driver_is_gone_as_it_is(tmp_pat
     here.monitor.probe("nvml").reading = ProbeReading("nvml", problem="NVML: Unknown Error")
     here.monitor.acknowledge("", None)
     assert here.monitor.expected == {*UUIDS}, "its driver is there, and may answer again"
+
+
+SLOTS = tuple(BUS.values())
+NOT_LOADED = "NVML: Driver Not Loaded"
+
+
+def without_driver(folder: Path, gpus: bool = False, slots: tuple[str, ...] = SLOTS, boot: str = "boot") -> Watched:
+    """A machine with GPUs in its slots; the driver does not answer."""
+    one = Watched(folder, gpus=gpus, slots=slots, boot=boot)
+    one.monitor.judge()
+    assert one.found == [], "it may still answer"
+    one.monitor.probe("nvml").reading = ProbeReading("nvml", problem=NOT_LOADED)
+    one.later(1)
+    return one
+
+
+def unlisted(one: Watched) -> list[str]:
+    return [gpu.uuid for gpu in one.monitor.unlisted]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_gpus_of_a_machine_whose_driver_never_answered_are_installed_and_unknown(tmp_path: Path, loaded: bool) -> None:
+    """It was a sound machine without GPUs."""
+    one = without_driver(tmp_path, gpus=loaded)
+    (verdict,) = one.monitor.verdicts
+    assert (verdict.rule, verdict.device, verdict.unknown) == ("probe.nvml.broken", "", True)
+    assert verdict.raw == f"nvml: NVIDIA GPUs are installed ({', '.join(SLOTS)}), but: {NOT_LOADED}"
+    assert (unlisted(one), one.monitor.asks_the_driver) == ([*SLOTS], True)
+    many = without_driver(tmp_path, slots=tuple(f"0000:{n}0:00" for n in range(8)))
+    assert "(0000:00:00, 0000:10:00, 0000:20:00 and 5 more)" in many.monitor.verdicts[0].raw
+
+
+def test_once_the_driver_lists_gpus_what_is_in_the_slots_does_not_count(tmp_path: Path) -> None:
+    one = without_driver(tmp_path)
+    before = one.changes
+    one.monitor.probe("nvml").reading = ProbeReading("nvml")
+    one.read("GPU-a")
+    assert (one.found, unlisted(one), {*one.monitor.expected}) == ([], [], {"GPU-a"})
+    assert one.changes > before
+    one.later(20)
+    assert one.found == [], "the other may be one that this driver knows nothing of"
+
+
+def test_a_driver_that_lists_no_gpu_of_those_installed_is_no_driver(tmp_path: Path) -> None:
+    one = Watched(tmp_path, slots=SLOTS)
+    one.read()
+    assert one.found == [("probe.nvml.broken", "", "active")]
+    assert one.monitor.verdicts[0].raw.endswith(", but: the driver lists none")
+    bare = Watched(tmp_path)
+    bare.read()
+    assert bare.found == [], "there is none that it could list"
+
+
+def test_where_its_rule_is_ignored_nobody_misses_a_gpu_that_no_driver_lists(tmp_path: Path) -> None:
+    ignored = frozenset({"probe.nvml.broken"})
+    assert unlisted(Watched(tmp_path, slots=SLOTS, off=ignored)) == []
+    assert unlisted(Watched(tmp_path, slots=SLOTS, dry_run=ignored)) == []
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+async def test_an_operator_takes_a_machine_that_never_had_a_driver_as_it_is(tmp_path: Path, loaded: bool) -> None:
+    one = without_driver(tmp_path, gpus=loaded)
+    one.monitor.acknowledge("", "port.down")
+    assert unlisted(one) == [*SLOTS]
+    before = one.changes
+    one.monitor.acknowledge("", None)
+    assert (one.found, unlisted(one)) == ([("probe.nvml.broken", "", "probation")], [])
+    assert one.changes > before
+    await one.monitor.save()
+    again = after_a_boot(tmp_path, gpus=loaded, slots=SLOTS)
+    assert (unlisted(again), again.monitor.asks_the_driver) == ([], loaded)
+    assert unlisted(after_a_boot(tmp_path, gpus=loaded, slots=(*SLOTS, "0000:30:00"))) == ["0000:30:00"]
+
+
+async def test_nothing_is_taken_as_it_is_before_anything_is_wrong(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False, slots=SLOTS)
+    one.monitor.acknowledge("", None)
+    assert unlisted(one) == [*SLOTS]
+
+
+async def test_gpus_that_an_operator_gave_up_are_not_found_again_in_their_slots(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = without_driver(tmp_path, boot="next boot")
+    assert unlisted(next_one) == [*UUIDS], "they are known by their names"
+    next_one.monitor.acknowledge("", "probe.nvml.broken")
+    assert unlisted(next_one) == []
+    await next_one.monitor.save()
+    assert unlisted(after_a_boot(tmp_path, gpus=False, slots=SLOTS)) == []
+
+
+async def test_nor_is_one_that_the_driver_does_not_list_any_more(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read("GPU-a")
+    await one.monitor.save()
+    dead = after_a_boot(tmp_path, slots=(BUS["GPU-a"],))
+    dead.read()
+    dead.later(10)
+    assert dead.found == [("nvml.missing", "GPU-a", "active")]
+    dead.monitor.acknowledge("GPU-a", None)
+    dead.later(1)
+    assert (dead.found, unlisted(dead)) == ([], []), "it is still on the bus"
 
 
 async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:

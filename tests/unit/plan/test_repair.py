@@ -390,11 +390,14 @@ def test_a_person_learns_what_happens_by_itself_and_what_does_not() -> None:
     assert described(node) == described(repair_state(node, None)) == ""
 
 
-def test_a_sites_check_and_another_vendors_device_are_not_looked_at_with_nvidias_tools() -> None:
+def test_a_sites_check_a_driver_that_is_not_there_and_another_vendors_device_ask_for_other_steps() -> None:
     node = make_node("n2")
     npu = Gpu(uuid="ascend-a", index=0, variable="ASCEND_RT_VISIBLE_DEVICES")
     node = node.model_copy(update={"facts": node.facts.model_copy(update={"gpus": (npu,), "hostname": "h2"})})
     check = asks("diagnose", rule="check.lustre")
     assert next_step(check, node) == "on h2: run the command of health.checks.lustre in the agent's config"
+    none = next_step(asks("diagnose", severity="unknown", rule="probe.nvml.broken"), node)
+    assert none.startswith("on h2: nvidia-smi -q, then install or load the driver, or reboot; to do without GPUs: ")
+    assert none.endswith("or, if no driver is loaded, nodeagentctl health ack n2")
     silent = asks("diagnose", "ascend-a", "unknown", "accelerator.silent")
     assert next_step(silent, node) == "on h2: ask the vendor's own tool"
