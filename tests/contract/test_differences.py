@@ -179,7 +179,8 @@ class Reader:
 
 @pytest.mark.parametrize(
     ("server", "size"),
-    [(seed, 5) for seed in range(10)]
+    [(seed, 5) for seed in range(5)]
+    + [pytest.param(seed, 5, marks=pytest.mark.slow) for seed in range(5, 10)]
     + [(seed, 80) for seed in range(2)]
     + [pytest.param(seed, 80, marks=pytest.mark.slow) for seed in range(2, 4)],
     indirect=["server"],

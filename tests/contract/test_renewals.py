@@ -16,6 +16,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, LONG, Bench, HereBench, facts, refused
+from tests.groups import seeds
 from tests.inprocess.data import CommandError, SortedSet, Stream
 from tests.inprocess.lua import runtime
 from tests.inprocess.server import CLUSTER, Server
@@ -153,7 +154,7 @@ class Hand:
         }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(range(8), range(8, 20)))
 async def test_whatever_there_is_a_renewal_does_what_the_whole_step_would(seed: int) -> None:
     """But for the clock's own place, which it leaves where it was while that is near enough."""
     dice, renewed, left = random.Random(seed), 0, 0
@@ -209,7 +210,7 @@ def meta_in(server: Server) -> dict[str, str]:
     return dict(found) if isinstance(found, dict) else {}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(range(8), range(8, 20)))
 async def test_served_time_is_never_ahead_of_the_clock_and_nobody_lapses_before_his_time(seed: int) -> None:
     hand = Hand(random.Random(seed))
     await hand.begin()

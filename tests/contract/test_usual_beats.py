@@ -15,6 +15,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.scripts import WHOLE_EACH, load, usual_beat_words
 from tests.contract.bench import FAST, HereBench, generation
 from tests.contract.usual import KEY, META, PASSED_ON, content, end_life, meta, part, ran, usual_case
+from tests.groups import seeds
 from tests.inprocess.server import Server
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -157,7 +158,7 @@ def without_seq(keys: dict[str, object], node: object) -> dict[str, object]:
     return keys | {f"{KEY}node:{node}": {name: text for name, text in record.items() if name != "seq"}}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(range(6), range(6, 12)))
 async def test_whatever_there_is_a_beat_does_what_the_whole_step_would(seed: int) -> None:
     """But for the clock's own place, which it leaves where it was while that is near enough, and for the number of a
     beat that brings nothing."""

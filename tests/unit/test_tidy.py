@@ -117,6 +117,7 @@ def test_a_name_of_a_type_means_one_thing() -> None:
     assert {name: types for name, types in found.items() if len(types) > 1} == {}
 
 
+VAGUE_PART = re.compile("told|said|heard|wish|mend|care|whoever", re.IGNORECASE)
 VAGUE = re.compile(r"(?<![a-z])(told|said|heard|wish(es|ed)?|mend(s|ed)?|cares?|whoever)(?![a-z])", re.IGNORECASE)
 """Words that name nothing: what was reported, published, received, wanted or repaired has a word of its own."""
 
@@ -135,7 +136,8 @@ def test_identifiers_say_what_they_name() -> None:
     folders = [PACKAGE, *(ROOT / name for name in ("benchmarks", "config", "docs", "examples", "release", "tests"))]
     sources = [file for folder in folders for kind in ("py", "lua", "js") for file in folder.rglob(f"*.{kind}")]
     assert {file.suffix for file in sources} == {".py", ".lua", ".js"}
-    assert not offenders(sources, lambda file: {name for name in identifiers(file) if VAGUE.search(name)})
+    worth_parsing = [file for file in sources if VAGUE_PART.search(file.read_text())]
+    assert not offenders(worth_parsing, lambda file: {name for name in identifiers(file) if VAGUE.search(name)})
 
 
 def parameters(made: ast.ClassDef) -> int:
