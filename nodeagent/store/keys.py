@@ -6,7 +6,8 @@ at which a job last took nodes from it; also ``users:`` + queue with a quota for
 submit to it · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
 ``nodes`` node to what agents read of its record · ``changes`` record to revision · ``requests`` (capped) ·
 ``requests:of:`` owner and ``requests:order`` which of these go first · ``events`` (capped stream) ·
-``events:of:`` owner which of them are about a user's jobs (capped stream, TTL) · ``pod:<uid>:<node>`` (TTL) ·
+``events:of:`` owner, or ``node:`` and a node, which of them are about a user's jobs, or about how that node came and
+went (capped stream, TTL) · ``pod:<uid>:<node>`` (TTL) ·
 ``usage:<day>`` what removed jobs used · ``saved`` node to what is on its disk ·
 ``saves`` (capped stream) wakes callers that wait for a save · ``marks:<uid>`` field to the revision that changed it ·
 ``packed:<uid>`` many entries as one text · ``counts:<uid>`` counts that an ack reads instead of every member ·

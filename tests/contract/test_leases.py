@@ -525,6 +525,26 @@ async def test_what_an_agent_brings_with_the_beat_that_ends_its_silence_is_kept(
     assert (node.mute, node.readiness) == (False, ready)
 
 
+async def test_a_node_that_comes_and_goes_pushes_out_no_events_but_its_own(bench: Bench) -> None:
+    """Two events each time, without end, would empty the audit log for everybody else."""
+    await bench.up("n1", "n2")
+    await bench.renew("n2", asks=True)
+    await bench.submit()
+    for _ in range(15):
+        await bench.renew("n1", asks=True)
+        await bench.only_beat("n1")
+    kinds = ["AgentSilent", "AgentBack"] * 10
+    assert [(event.kind, event.node) for event in await bench.store.events("0-0", 1000)] == [
+        ("NodeJoined", "n2"), ("AgentSilent", "n2"), ("JobSubmitted", ""), *((kind, "n1") for kind in kinds),
+    ]  # fmt: skip
+    for life in range(15):
+        await bench.leave("n1", "its life ends")
+        await bench.join("n1", f"n1-{life}")
+    assert await bench.kinds() == [
+        "NodeJoined", "AgentSilent", "JobSubmitted", *["NodeLeft", "NodeJoined"] * 10
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("life", ["n1-a", "another"])
 async def test_an_agent_that_starts_speaks(bench: Bench, life: str) -> None:
     await bench.up("n1", "n2")

@@ -593,7 +593,7 @@ async def test_keys_all_have_the_prefix_and_pods_a_ttl(server: PrivateRedis, sto
     assert all(str(key).startswith("na:{test}:") for key in found)
     assert {str(key).removeprefix("na:{test}:") for key in found} == {
         "meta", "lease", "changes", "nodes", "events", "names", "highest", "requests", "requests:order",
-        "requests:of:1000", "events:of:1000",
+        "requests:of:1000", "events:of:1000", "events:of:node:n1", "events:of:node:n2",
         "job:u1", "marks:u1", "counts:u1", "packed:u1", "node:n1", "node:n2", "alloc:n1",
         "wake:all", "wake:node:n1", "wake:job:u1",
     }  # fmt: skip

@@ -739,8 +739,14 @@ local function event(what)
   local id = append(EVENTS, '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '', 'uid', job.uid or '',
     'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '', 'text', what.text)
   redis.call('HSET', META, 'event', id) -- for a beat, which would pay more for asking the stream than for all of `meta`
-  if job.owner then -- of one user's jobs only the newest stay: none push out what others look for
-    local most, for_ms, own = 2500, 7 * 86400000, P .. 'events:of:' .. job.owner
+  -- Of one user's jobs only the newest stay, and of how one node comes and goes: none push out what others look for.
+  local of_coming = { AgentBack = true, AgentSilent = true, NodeJoined = true, NodeLeft = true, NodeLost = true }
+  local whose, most = job.owner, 2500
+  if of_coming[what.kind] then
+    whose, most = 'node:' .. what.node, 20
+  end
+  if whose then
+    local for_ms, own = 7 * 86400000, P .. 'events:of:' .. whose
     append(own, most + 1, id, 'e', '')
     if redis.call('XLEN', own) > most then
       local oldest = redis.call('XRANGE', own, '-', '+', 'COUNT', 1)[1][1]
