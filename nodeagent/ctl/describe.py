@@ -124,7 +124,12 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     if cut_off:
         lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
     step = NEXT[node["state"]].format(name=node["name"])
-    if node["state"] == "ready" and held:
+    if node["state"] in AWAY and node.get("store_away_since") is not None:
+        step = (
+            "get the store to answer the agent that was asked (nodeagentctl doctor): until then it does not know "
+            "whether this node is up"
+        )
+    elif node["state"] == "ready" and held:
         step = (
             f"on {node['hostname']}: see what the processes wait for (ps -eo pid,stat,wchan:30,cmd | grep ' D'); if "
             f"that lasts: nodeagentctl drain {node['name']} --reason TEXT, then reboot it"

@@ -617,8 +617,9 @@ def _killed_shim(job: Json) -> str:
 
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
-    members = job["failsafe_members"]
-    silent = "" if any(member["live"] for member in members) else ", ".join(member["node"] for member in members)
+    members, away = job["failsafe_members"], job["store_away_since"] is not None
+    live = away or any(member["live"] for member in members)  # an agent that is not answered does not know
+    silent = "" if live else ", ".join(member["node"] for member in members)
     if job["deleting"] and silent:
         step = (
             f"its record goes when one of {silent} says that nothing runs there: bring it back, or, if it is "
@@ -645,7 +646,7 @@ def _next(job: Json) -> list[str]:
         step = f"submit it again to go on, or remove it: nodeagentctl delete {name}"
     elif phase == "succeeded":
         step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
-    elif job["store_away_since"] is not None:
+    elif away:
         step = (
             "get the store to answer the agent that was asked (nodeagentctl doctor); until then the job cannot be "
             "changed through that one, and if no agent is answered it is not recovered"

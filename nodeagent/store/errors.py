@@ -53,6 +53,11 @@ def explain(address: str, timeout: float, error: Exception) -> str:
         )
     if isinstance(error, NoPrimaryError):
         return f"{where} cannot be found ({error}): check that the sentinels run and watch that service"
+    if reply and reply.is_forbidden:
+        return (
+            f"{where} refused this agent's user a right that it needs ({error}): give it all of docs/config.md, An ACL "
+            "user; ACL LOG there names what was refused"
+        )
     if reply and reply.not_let_in:
         return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
     if any(isinstance(e, ssl.SSLError) for e in chain):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -39,6 +40,8 @@ OF_EVERY_BEAT = frozenset(
 WHOLE_EACH = 4
 """Of the beats that look for damage, every so many one is the whole step, which reads all of ``meta``."""
 
+_COMMAND = re.compile(r"(?:redis\.p?call|attempt)\('([A-Z]+)'")
+
 BUILD = 8
 """Letters of the hash that distinguishes two builds of one version."""
 
@@ -50,6 +53,11 @@ class Script:
     name: str
     source: str
     sha: str
+
+    def command(self, line: int) -> str:
+        """The first command of Redis in that line (from 1); empty if there is none."""
+        found = _COMMAND.search("".join(self.source.split("\n")[line - 1 : line]))
+        return found[1] if found is not None else ""
 
 
 @cache

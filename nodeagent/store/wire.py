@@ -34,9 +34,13 @@ half a MiB (``codec.MOST_OF_LINE``). Each of an agent's streams may have one ent
 that concerns its node. Where the news of many large jobs come at once, this bound is passed, and a beat brings them."""
 
 
-_OF_ALL_STEPS = re.compile(r"@user_script: *\d+: -[A-Z]+ |The user executing the script can't |ACL failure in script: ")
-"""In an error of a script: its server refuses such a command at this time, or to this user. Redis 6.2 puts what newer
-ones begin with, as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c)."""
+_FORBIDDEN = re.compile(r"\bNOPERM |The user executing the script can't |ACL failure in script: ")
+"""In an error of a command, or of a script: its server refuses such a command, or such a key, to this user."""
+_AT_THIS_TIME = re.compile(r"@user_script: *\d+: -[A-Z]+ ")
+"""In an error of a script: its server refuses such a command at this time. Redis 6.2 puts what newer ones begin with,
+as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c)."""
+_PLACES = re.compile(r"(?<!@)user_script:(\d+)"), re.compile(r"@user_script: *(\d+)")
+"""Where an error was raised: by the script for its caller (``attempt`` of ``_clock.lua``), or else by the server."""
 
 
 class Reached(NamedTuple):
@@ -62,12 +66,22 @@ class ReplyError(ResponseError):
     @property
     def is_damage(self) -> bool:
         """A script met a key of another type, or a value that it cannot read."""
-        return "WRONGTYPE" in str(self) or "user_script" in str(self)
+        return not self.is_forbidden and ("WRONGTYPE" in str(self) or "user_script" in str(self))
 
     @property
     def is_of_the_step(self) -> bool:
         """The script itself failed. Any other error, as of a server without memory, would come to each step."""
-        return self.is_damage and self.code in ("ERR", "WRONGTYPE") and not _OF_ALL_STEPS.search(str(self))
+        return self.is_damage and self.code in ("ERR", "WRONGTYPE") and not _AT_THIS_TIME.search(str(self))
+
+    @property
+    def is_forbidden(self) -> bool:
+        """The server let the user in, and its ACL refuses the command, or its key."""
+        return _FORBIDDEN.search(str(self)) is not None
+
+    @property
+    def line(self) -> int:
+        """Of the script, where the error is one of a script; else 0."""
+        return next((int(found[1]) for place in _PLACES if (found := place.search(str(self)))), 0)
 
     @property
     def not_let_in(self) -> bool:

@@ -34,6 +34,17 @@ local function refuse(code, text, number)
   return { 0, code, text, number }
 end
 
+-- A command on a key that may be of another type: then the reply is {err}. Where the server's ACL refuses the command the
+-- step ends: nothing follows from that about what is there.
+local function attempt(...)
+  local found = redis.pcall(...)
+  local why = type(found) == 'table' and found.err or ''
+  if string.find(why, "user executing the script can't ", 1, true) or string.find(why, 'ACL failure', 1, true) then
+    error(why, 2)
+  end
+  return found
+end
+
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes
 -- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store. So it is
 -- with a number that no step comes to in a hundred years (the next writes would make it one that is not exact), with a
@@ -46,7 +57,7 @@ local function read_meta()
     'lease', 'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least', 'last', 'regroup', 'stopped', 'order', 'asked',
     'requests', 'unannounced', 'buried', 'horizon', 'floor', 'floored', 'looked', 'examined', 'unattended', 'taken' }
   local texts, longest = 8, 4096
-  local found = redis.pcall('HMGET', META, unpack(fields))
+  local found = attempt('HMGET', META, unpack(fields))
   local map, whole = {}, not found.err
   for i, field in ipairs(whole and fields or {}) do
     local value = found[i] or nil
@@ -86,7 +97,7 @@ local ERA_REVISIONS = 4294967296
 -- If META alone is gone, served time goes on from the newest end of a lease: counted from 0, a lease that nobody renews
 -- any more would end only when as much time has been served again.
 for _, set in ipairs(meta.served and {} or { LEASE, DEPARTED }) do
-  local newest = redis.pcall('ZREVRANGEBYSCORE', set, '9000000000000', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local newest = attempt('ZREVRANGEBYSCORE', set, '9000000000000', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
   served = math.max(served, math.floor(tonumber(newest[2] or '0')))
 end
 
@@ -104,8 +115,8 @@ end
 local function doubt()
   local count, wait, stopped = 0, tonumber(meta.regroup or '0'), meta.stopped or '0'
   redis.call('DEL', AWAITED)
-  for _, id in ipairs(wait > 0 and redis.pcall('ZRANGEBYSCORE', LEASE, '(' .. stopped, '+inf') or {}) do
-    local node = redis.pcall('HMGET', P .. 'node:' .. id, 'id', 'lost', 'left')
+  for _, id in ipairs(wait > 0 and attempt('ZRANGEBYSCORE', LEASE, '(' .. stopped, '+inf') or {}) do
+    local node = attempt('HMGET', P .. 'node:' .. id, 'id', 'lost', 'left')
     if node.err or (node[1] and node[2] ~= '1' and node[3] ~= '1') then
       count = count + redis.call('ZADD', AWAITED, 0, id)
     end
@@ -118,7 +129,7 @@ do
   -- A link from before two fail-overs (there and back) names the old history: it must ask again who the server is.
   local function is_old_link()
     local history = string.match(RUN, '%-(%x+)$')
-    local info = history and redis.pcall('INFO', 'replication')
+    local info = history and attempt('INFO', 'replication')
     local is = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
     return is and is ~= history
   end
@@ -135,7 +146,7 @@ do
   if RUN ~= meta.run and meta.timing then
     least = served + credit_ms + lease_ms
     if served < recover and (meta.parent or '') == '' and redis.call('EXISTS', AWAITED) == 1 then
-      redis.pcall('ZUNIONSTORE', AWAITED, 2, AWAITED, CALLED) -- the writes that they restored may be lost again
+      attempt('ZUNIONSTORE', AWAITED, 2, AWAITED, CALLED) -- the writes that they restored may be lost again
       recover = math.max(recover, least)
     else
       if served >= recover and not meta.unattended then
@@ -200,7 +211,7 @@ end
 -- as gone, by its record.
 local function as_written(id)
   local node = redis.call('HMGET', P .. 'node:' .. id, 'life', 'start', 'lost', 'left', 'rev')
-  local pack = redis.pcall('HGET', NODES, id)
+  local pack = attempt('HGET', NODES, id)
   local copy = type(pack) == 'string' and { string.match(pack, '^[^\n]*\n([^\n]*)\n([^\n]*)\n(.-)\n(.-)\n.-\n(%d+)\n') } or {}
   local same = true
   for i = 1, 5 do

@@ -1,6 +1,6 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
-local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
+local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE = 1024, 10000, 65536, 2000
 
 local touch, is_above
 do
@@ -484,9 +484,7 @@ end
 
 -- What a step answers that was to decide by this record or key; or_key: either may be at fault.
 local function damaged(key, or_key)
-  distrust({ key, or_key })
-  return refuse('recovering', 'somebody removed or damaged ' .. key .. ' in the store: the agents restore it, and nothing '
-    .. 'is decided meanwhile; then try again')
+  return refuse('recovering', distrust({ key, or_key })[3] .. ', and nothing is decided meanwhile; then try again')
 end
 
 local function no_job(uid)
@@ -523,7 +521,7 @@ end
 local past = { lines = P .. 'history', bytes = P .. 'history:bytes', index = P .. 'history:index' }
 
 function past.read(uid)
-  local found = redis.pcall('HGETALL', P .. 'past:' .. uid)
+  local found = attempt('HGETALL', P .. 'past:' .. uid)
   local job = found.err and {} or to_map(found) -- somebody has put a key of another type there
   return job.uid and job or nil
 end
@@ -711,7 +709,7 @@ end
 -- Adds to a stream. A later entry may be there: the clock was put back, or somebody wrote it by hand. Then the stream
 -- begins anew: else each step that adds to it would fail half way.
 local function append(key, ...)
-  local added = redis.pcall('XADD', key, 'MAXLEN', ...)
+  local added = attempt('XADD', key, 'MAXLEN', ...)
   if type(added) == 'table' then
     redis.call('DEL', key)
     return redis.call('XADD', key, 'MAXLEN', ...)
@@ -721,9 +719,9 @@ end
 
 -- Wakes the agents that wait on 'all', 'job:<uid>' or 'node:<id>'. Only a hint: a heartbeat finds a missed event.
 local function wake(place, id, words)
-  local key = P .. 'wake:' .. place
+  local key, for_ms = P .. 'wake:' .. place, 60000
   append(key, 1, id, unpack(words or { 'e', '' }))
-  redis.call('PEXPIRE', key, WAKE_KEPT)
+  redis.call('PEXPIRE', key, for_ms)
 end
 
 -- Events on which only the members, holders and failsafe members of their job act. Any agent may have to act on other
@@ -794,7 +792,7 @@ function distrust(damaged)
   for i = 1, #listed, 2 do
     local record = listed[i]
     local gone = string.sub(record, 1, 5) == 'gone:'
-    local job = names and string.sub(record, 1, 4) == 'job:' and redis.pcall('HMGET', P .. record, 'uid', 'name') or {}
+    local job = names and string.sub(record, 1, 4) == 'job:' and attempt('HMGET', P .. record, 'uid', 'name') or {}
     if job[1] and job[2] and record == 'job:' .. job[1] then -- made anew, by the records alone
       redis.call('HSET', NAMES, job[2], job[1])
     end
@@ -812,8 +810,10 @@ function distrust(damaged)
   amnesty = math.max(amnesty, least)
   begin_era('', 0)
   redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'unattended', '1')
-  event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
-    .. table.concat(found, ', ', 1, math.min(#found, 5))
-    .. ' in the store: the agents restore it; nothing is decided meanwhile' })
-  return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents restore it')
+  local function sentence(names)
+    return 'somebody removed or damaged ' .. names .. ' in the store, or the server refused a step half way: the agents restore it'
+  end
+  event({ kind = 'StoreDamaged', text = sentence(table.concat(found, ', ', 1, math.min(#found, 5)))
+    .. '; nothing is decided meanwhile' })
+  return refuse('behind', sentence(found[1]))
 end

@@ -111,7 +111,7 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     end
     if kind == 'node' then
       check_type('alloc:' .. id, 'hash')
-      local node = redis.pcall('HMGET', P .. record, 'seq', 'start', 'id')
+      local node = attempt('HMGET', P .. record, 'seq', 'start', 'id')
       if not node.err and (not is_number(node[1] or '0') or not is_number(node[2] or '0') or node[3] ~= id) then
         found[#found + 1] = record
       end

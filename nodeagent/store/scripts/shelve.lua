@@ -6,7 +6,7 @@ local AT_ONCE, ALL_OWNERS = 64, 10
 local function never_ran_first(lines)
   local sorted, ran = {}, {}
   for _, line in ipairs(lines) do
-    local found = redis.pcall('HGET', P .. 'past:' .. string.match(line, '^%S+'), 'first_active')
+    local found = attempt('HGET', P .. 'past:' .. string.match(line, '^%S+'), 'first_active')
     local list = type(found) == 'string' and ran or sorted
     list[#list + 1] = line
   end

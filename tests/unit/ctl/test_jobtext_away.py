@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl import get
+from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import show
 from nodeagent.ctl.session import status_line
@@ -46,6 +47,20 @@ def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> 
     assert f"Runs on:     {text} (the store has not answered the agent of n1 since {when})" in lines
     assert not [line for line in lines if line.startswith("Failsafe:")]
     assert "get the store to answer the agent that was asked" in lines[-1]
+
+
+@pytest.mark.parametrize("state", ["mute", "silent", "lost", "left"])
+def test_an_agent_that_is_not_answered_calls_no_node_down(state: str) -> None:
+    """What it shows is from before: by now the node may be up."""
+    node = samples.shown_node("n4") | {"state": state}
+    assert "get the store to answer" not in node_lines(node | {"store_away_since": None})[-1]
+    assert "get the store to answer" in (last := node_lines(node | {"store_away_since": SINCE})[-1])
+    deleting = samples.detail(samples.SILENT) | {"deleting": True}
+    assert "nodeagentctl forget" in job_lines(deleting)[-1]
+    assert (
+        "nodeagentctl forget"
+        not in last + job_lines(deleting | {"lent": away("lent")["lent"], "store_away_since": SINCE})[-1]
+    )
 
 
 def test_describe_names_the_failsafe_members_while_the_store_answers() -> None:

@@ -99,8 +99,9 @@ IN_6_2 = "ERR Error running script (call to f_0a1b): @user_script:12: @user_scri
         (f"{IN_6_2} WRONGTYPE Operation against a key holding the wrong kind of value", True, 1),
         (f"{IN_6_2} -OOM command not allowed when used memory > 'maxmemory'.", False, 1),
         (f"{IN_6_2} -READONLY You can't write against a read only replica.", False, 1),
-        (f"ERR ACL failure in script: User ann has no permissions to run the 'xadd' command {IN_SCRIPT}", False, 1),
-        (f"ERR The user executing the script can't run this command or subcommand {IN_SCRIPT}", False, 1),
+        (f"ERR ACL failure in script: User ann has no permissions to run the 'xadd' command {IN_SCRIPT}", False, 0),
+        (f"ERR The user executing the script can't run this command or subcommand {IN_SCRIPT}", False, 0),
+        (f"{IN_6_2} The user executing the script can't run this command or subcommand", False, 0),
     ],
 )
 async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_the_step: bool, looks: int) -> None:
