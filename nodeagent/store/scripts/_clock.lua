@@ -38,8 +38,8 @@ end
 -- step ends: nothing follows from that about what is there.
 local function attempt(...)
   local found = redis.pcall(...)
-  local why = type(found) == 'table' and found.err or ''
-  if string.find(why, "user executing the script can't ", 1, true) or string.find(why, 'ACL failure', 1, true) then
+  local why = type(found) == 'table' and found.err
+  if why and (string.find(why, "user executing the script can't ", 1, true) or string.find(why, 'ACL failure', 1, true)) then
     error(why, 2)
   end
   return found
