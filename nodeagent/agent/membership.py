@@ -283,13 +283,16 @@ class Membership:
         try:
             await self._look_for_two_stores()
             era = await self._offer_view()
-        except StoreUnusableError as error:
+        except StoreUnavailableError as error:
             self._unanswered(error)
             raise
         except StoreRefusedError as refusal:
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
+            else:
+                self._answers()
             raise
+        self._answers()
         self._snapshot.read_again(era)
         self.joined = False
         await self._join(announced=True)
@@ -365,7 +368,8 @@ class Membership:
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
                 raise
-            self._answers()
+            if refusal.code != "behind":  # else it may be another store than the one of the leases
+                self._answers()
             self._distrusted.difference_update(beat.damaged)
             if refusal.code == "stale":  # somebody wrote a larger number: the next beat has the one after that
                 self._seq = max(self._seq, int(refusal.number))

@@ -580,6 +580,28 @@ async def test_no_other_store_is_joined_while_the_lease_runs_in_one(tmp_path: Pa
     assert set(server.state.jobs) == {"u1", "u2"}
 
 
+async def test_another_store_that_answers_does_not_count_as_the_leases(tmp_path: Path) -> None:
+    """The name in redis.url led to another server under a running agent. Each beat ended and began the agent's time
+    without a store, so neither a person nor the lease process learned how long that was."""
+    clock, words = Clock(), Words()
+    store = HereStore(Server(clock.now))
+    lease = make_lease(tmp_path, clock, store, "a", words=words)
+    await lease.join()
+    await lease.beat()
+    lease._store = HereStore(Server(clock.now))
+    words.renewed_at, words.renewed_in = "10.0.0.1:6379", "e1"
+    since = clock.at
+    for _ in range(3):
+        with pytest.raises(StoreUnusableError, match=r"runs in the store at 10\.0\.0\.1:6379"):
+            await lease.beat()
+        assert lease.away_since == since
+        clock.at += TIMING.heartbeat
+    assert words.cut_off == [], "the lease process is not told that its agent reaches the store"
+    lease._store, words.renewed_at = store, ""
+    await lease.beat()
+    assert (lease.away_since, lease.unusable, words.cut_off) == (None, "", [False])
+
+
 class Elsewhere:
     """A peer whose lease runs in another store."""
 
