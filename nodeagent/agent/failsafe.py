@@ -151,6 +151,13 @@ class FailsafeWatch:
         for uid, why in sorted(now.refusals.items() - before.refusals.items()):
             self._log.warning("no failsafe member gives failsafe time", job=uid, why=why)
         if any(before) and not any(now):
-            why = "the store answers again" if self._membership.away_since is None else "nothing runs here any more"
-            self._log.info("no failsafe time is needed", why=why)
+            self._log.info("no failsafe time is needed", why=self._why_none())
         self._seen = now
+
+    def _why_none(self) -> str:
+        if self._membership.away_since is None:
+            return "the store answers again"
+        pulse = self._process.pulse()
+        if pulse is not None and self._clock.now() - pulse.last < self._timing.failsafe:
+            return "the store answers this node's lease process, though not its agent"
+        return "nothing runs here any more"

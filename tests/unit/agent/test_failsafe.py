@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises
-from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
+from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged, Pulse
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
 from nodeagent.plan.pods.actions import SetFailsafeMembers
@@ -269,12 +269,19 @@ def test_what_was_lent_since_it_was_planned_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("away_since", "why"), [(None, "the store answers again"), (0.0, "nothing runs here any more")]
+    ("away_since", "renewed_before", "why"),
+    [
+        (None, 0.0, "the store answers again"),
+        (0.0, TIMING.failsafe + 0.1, "nothing runs here any more"),
+        (0.0, TIMING.failsafe - 0.1, "the store answers this node's lease process, though not its agent"),
+    ],
 )
-def test_people_read_once_of_each_thing(away_since: float | None, why: str) -> None:
+def test_people_read_once_of_each_thing(away_since: float | None, renewed_before: float, why: str) -> None:
     async def scenario() -> None:
         b = bench(running(), RUNNING)
         b.lease.away_since = away_since
+        renewed = b.clock.now() - renewed_before
+        b.words.beats = Pulse(b.clock.now(), renewed, renewed + TIMING.fence, renewed)
         for shown in (Bridged({UID: 1.0}, {}), Bridged({UID: 1.5}, {"u2": "no"}), Bridged({}, {})):
             b.words.shown = shown
             for _ in range(2):
