@@ -100,6 +100,7 @@ class DoctorRoutes:
             joined=health.joined,
             reason=health.reason,
             lease_left=health.lease_left,
+            lent=len(health.lent),
             store_away=None if away is None else max(0.0, time.time() - away),
             unread=dict(health.unread),
             beyond=health.beyond,

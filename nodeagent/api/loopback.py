@@ -72,7 +72,8 @@ class HealthRoutes:
             why = f"cannot serve ({health.store_unusable})" if health.store_unusable else "has not answered"
             reasons.append(f"the store {why} for {away:.1f} s: nothing can be changed, started or recovered{on}")
         elif health.joined and health.lease_left <= 0:
-            reasons.append("the lease has run out: this node's workers were stopped")
+            but = f", but for those of {len(health.lent)} jobs, which run on failsafe time" if health.lent else ""
+            reasons.append(f"the lease has run out: this node's workers were stopped{but}")
         return self._answer(reasons)
 
     def _answer(self, reasons: list[str]) -> web.Response:

@@ -43,6 +43,8 @@ class AgentStanding(Record):
     joined: bool
     reason: str = ""
     lease_left: float = 0.0
+    lent: int = 0
+    """Jobs of which workers here run on failsafe time."""
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
     store_unusable: str = ""
@@ -92,9 +94,10 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
     if not agent.joined:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
+        but = f", but for those of {agent.lent} jobs, which run on failsafe time" if agent.lent else ""
         found.append(
             _error(
-                "its lease has run out, since its lease process does not renew it: its workers were stopped",
+                f"its lease has run out, since its lease process does not renew it: its workers were stopped{but}",
                 "journalctl -u nodeagent-lease -n 50",
             )
         )

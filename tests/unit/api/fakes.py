@@ -237,11 +237,12 @@ class FakeView:
     def health(self) -> AgentHealth:
         return AgentHealth(
             joined=self.joined, reason="" if self.joined else self.reason,
-            lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
+            lease_left=self.lease_left, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
             lent=self.lent, not_lent=self.not_lent, store_waits=self.store_waits,
             unreachable=self.unreachable,
         )  # fmt: skip
 
+    lease_left = 2.0
     reason = "the id n1 is taken by 10.0.0.9"
     """Why it has not joined, where it has not."""
 

@@ -122,6 +122,23 @@ async def test_alive_but_not_ready(tmp_path: Path) -> None:
         assert body["store_away_since"] == view.away_since
 
 
+async def test_a_lease_that_only_its_process_cannot_renew_has_not_ended_what_runs_on_failsafe_time(
+    tmp_path: Path,
+) -> None:
+    """The store answered the agent and refused each renewal, all workers ran on, and people read that they had been
+    stopped."""
+    view = FakeView(tmp_path)
+    view.lease_left, view.lent = 0.0, {"u1": 2.0}
+    async with served(view) as session:
+        _, ready = await answered(session, "/readyz")
+    stopped = "the lease has run out: this node's workers were stopped"
+    assert ready["reasons"] == [f"{stopped}, but for those of 1 jobs, which run on failsafe time"]
+    view.lent = {}
+    async with served(view) as session:
+        _, ready = await answered(session, "/readyz")
+    assert ready["reasons"] == [stopped]
+
+
 async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
     view = Trying(tmp_path)
     await view.join()
