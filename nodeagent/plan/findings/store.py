@@ -77,7 +77,7 @@ def _eviction(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
         yield _warning(
             f"{facts.memory_used / 2**20:.0f} of {facts.memory_limit / 2**20:.0f} MiB (maxmemory) are used: a full "
             "server serves no agent: healthy training goes on on failsafe time, but no fault is recovered from",
-            f"CONFIG SET maxmemory {2 * facts.memory_limit}",
+            f"CONFIG SET maxmemory {2 * max(facts.memory_limit, facts.memory_used)}",
         )
 
 

@@ -57,6 +57,7 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
         ({"policy": "allkeys-lru"}, "| CONFIG SET maxmemory-policy noeviction"),
         ({"memory_limit": 1_048_576}, "warning: 1 of 1 MiB (maxmemory) are used"),
         ({"memory_limit": 1_048_576}, "healthy training goes on on failsafe time"),
+        ({"memory_limit": 400_000}, "| CONFIG SET maxmemory 2000000"),
         (
             {"appendonly": False},
             "error: appendonly is no: a restart of the server forgets all jobs: those that an agent",
