@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -75,6 +75,16 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
             self._idle.release()  # before the caller goes on, whose next call may be this thread's
             settle()
             del ended, work, settle  # else the result would stay for as long as this thread has nothing else to do
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run``, whose end no call that hangs in a thread holds up."""
+
+    async def beside() -> T:
+        asyncio.get_running_loop().set_default_executor(DaemonPool())
+        return await work
+
+    return asyncio.run(beside())
 
 
 def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:

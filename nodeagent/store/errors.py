@@ -37,7 +37,10 @@ def explain(address: str, timeout: float, error: Exception) -> str:
     if isinstance(error, AccessError):
         return str(error)
     if isinstance(error, TimeoutError):
-        return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
+        return (
+            f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded, and that "
+            "a name in redis.url is resolved at once"
+        )
     if isinstance(error, NotReplicatedError):
         return f"{where} did the step, but {error}: it counts as not done and is sent again; check the replicas"
     if isinstance(error, TooLongError):

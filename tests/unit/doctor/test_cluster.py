@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from typing import NoReturn
 
-from nodeagent.doctor.cluster import StoreLooker, ask_peer, ask_peers
+import pytest
+
+from nodeagent.doctor.cluster import StoreLooker, ask_peer, ask_peers, store_findings
 from nodeagent.model.facts import Finding
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.storeconfig import RedisConfig
 
 
 def free_port() -> int:
@@ -54,6 +58,22 @@ async def test_no_route() -> None:
 
 async def test_nobody_to_ask() -> None:
     assert await ask_peers({}, 29400, 1.0) == ()
+
+
+async def test_a_name_that_nobody_resolves_is_found_out_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look had its answer, and waited for the resolver's thread: people read of a slow store."""
+    resolved = threading.Event()
+
+    def hang(*_: object, **__: object) -> NoReturn:
+        resolved.wait(60)
+        raise OSError("nobody knows it")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    config = AgentConfig(redis=RedisConfig(url="redis://redis.test:6379/0"))
+    (found,) = await StoreLooker(store_findings).look(config)
+    resolved.set()
+    assert found.what.startswith("the store at redis.test:6379 did not answer within 0.5 s: ")
+    assert found.what.endswith(" and that a name in redis.url is resolved at once")
 
 
 async def test_who_asks_while_the_store_is_inspected_gets_the_same_findings() -> None:
