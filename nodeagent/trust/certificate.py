@@ -8,6 +8,7 @@ between two agents. Pure.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -87,6 +88,8 @@ def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
 
 def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLContext, str]:
     """Raises ``OSError`` or ValueError for the certificate, ``CertificateError`` for the CA of clients."""
+    for path in filter(None, (cert, key)):
+        _require_plain(path)
     with cert.open("rb") as file:
         text = file.read(LARGEST).decode()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -100,12 +103,19 @@ def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLCon
 def trust(context: ssl.SSLContext, ca: Path) -> None:
     """Accept client certificates of this CA; a client need not send one. Raises ``CertificateError``."""
     try:
+        _require_plain(ca)
         context.load_verify_locations(ca)
     except OSError as error:
         raise CertificateError(
             f"the CA {ca} cannot be used: {_words(error)}; see api.tls.client_ca in the agent's config"
         ) from None
     context.verify_mode = ssl.CERT_OPTIONAL
+
+
+def _require_plain(path: Path) -> None:
+    """Raises OSError. Who opens a FIFO waits for ever, and would never say why nothing is served."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file")
 
 
 def _no_password() -> str:

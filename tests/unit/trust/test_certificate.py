@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import stat
 import subprocess
@@ -73,6 +74,10 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match=r"cert.pem2 cannot be used: No such file"):
         configured(ApiTlsConfig(cert=tmp_path / "cert.pem2"))
     cert, key = make(tmp_path)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for tls in ({"cert": pipe}, {"cert": cert, "key": pipe}, {"cert": cert, "key": key, "client_ca": pipe}):
+        with pytest.raises(CertificateError, match="cannot be used: it is no plain file"):
+            configured(ApiTlsConfig.model_validate(tls))
     with pytest.raises(CertificateError, match=r"the CA .* cannot be used: No such file"):
         configured(ApiTlsConfig(cert=cert, key=key, client_ca=tmp_path / "ca.pem"))
     with pytest.raises(ValueError, match="no certificate in PEM form"):
