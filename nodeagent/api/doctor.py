@@ -129,7 +129,9 @@ class DoctorRoutes:
         found = find_address(config, os.environ)
         address = found if me is None else me.facts.address
         facts = await self._looker.look(config, self.view.node, address, None if me is None else len(me.facts.gpus))
-        return facts.model_copy(update={"address_now": "" if is_named(config, os.environ) else found})
+        served = "" if me is None or me.facts.https is None else me.facts.https.certificate
+        now = "" if is_named(config, os.environ) else found
+        return facts.model_copy(update={"address_now": now, "certificate_served": served})
 
     async def _cluster(self) -> tuple[Placed, ...]:
         cluster = self.view.cluster()

@@ -36,6 +36,7 @@ from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash, other_name
 from nodeagent.spec.configfile import default_config_path, ephemeral_ports, load_config
 from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.spec.sections import OFF
+from nodeagent.trust.certificate import certificate_digest
 from nodeagent.trust.key import ClusterKey, KeyFileError
 
 LOOK_BOUND = 5.0
@@ -105,6 +106,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         certificate="" if certificate is None else str(certificate),
         certificate_left=left,
         certificate_problem=unknown,
+        certificate_digest=certificate_digest(certificate) if left is not None and certificate is not None else "",
         clock_rate=clock_rate(),
         runtimes=(runtimes := tuple(name for name in RUNTIMES if shutil.which(name))),
         podman_lacks=podman_lacks(root) if "podman" in runtimes else (),

@@ -88,6 +88,10 @@ class HostFacts(Record):
     """Seconds until the certificate expires; None if that is not known."""
     certificate_problem: str = ""
     """Why the expiry is not known."""
+    certificate_digest: str = ""
+    """SHA-256 of the certificate in that file, in hex; empty if it is not known."""
+    certificate_served: str = ""
+    """The same of the one that the agent serves; empty if it serves none."""
     clock_rate: float | None = None
     """How much faster (or, below 0, slower) the kernel makes its clock run: 0.083 is 8.3 %. None if the kernel does not
     report it."""

@@ -183,6 +183,15 @@ def _genuine(key: ClusterKey, payload: bytes, proof: str) -> bool:
     return key.verify(PURPOSE, payload, proof)
 
 
+def certificate_digest(file: Path) -> str:
+    """``fingerprint`` of a file that openssl could read; empty if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return fingerprint(opened.read(LARGEST).decode())
+    except (OSError, ValueError):
+        return ""
+
+
 def fingerprint(pem: str) -> str:
     """SHA-256, in hex, of the first certificate in a PEM text. Raises ValueError if there is none."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"

@@ -17,9 +17,13 @@ from click.testing import CliRunner, Result
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.local.privateredis import PrivateRedis
+from nodeagent.model.node import HttpsAddress
 from nodeagent.pods.base import PodStatus
+from nodeagent.spec.sections import ApiTlsConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.errors import waits_for
+from nodeagent.trust.certificate import fingerprint
+from tests.integration.redis_support import Authority
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis
@@ -68,6 +72,22 @@ def test_what_is_wrong_with_nodes_and_jobs(agent: LiveAgent) -> None:
     assert "error    job/digits" in result.stdout
     assert "fix: nodeagentctl describe digits" in result.stdout
     assert "node n1 was asked" in result.stderr
+
+
+def test_a_certificate_that_was_replaced_under_its_agent(agent: LiveAgent, tmp_path: Path) -> None:
+    """Whose had ended, and had been replaced: nothing was said, and nobody trusted the agent."""
+    cert, _ = Authority(tmp_path).issue("n1", "IP:127.0.0.1")
+    api = agent.view.config.api.model_copy(update={"listen": "127.0.0.1", "tls": ApiTlsConfig(cert=cert)})
+    agent.view.config = agent.view.config.model_copy(update={"api": api})
+
+    def reported(digest: str) -> bool:
+        https = HttpsAddress(url="https://127.0.0.1:9470", certificate=digest, proof="")
+        agent.view.unlike["n1"] = agent.view.unlike["n1"] | {"https": https}
+        agent.do(agent.view.join)
+        found = Client([agent.socket]).get("/v1/doctor")["items"]
+        return any("another one than the agent serves" in f["what"] for f in found)
+
+    assert (reported(fingerprint(cert.read_text())), reported("ab")) == (False, True)
 
 
 def test_whom_a_store_that_has_lost_writes_waits_for(agent: LiveAgent) -> None:

@@ -155,6 +155,8 @@ def _certificate(facts: HostFacts) -> Iterator[Finding]:
         yield _error(f"{text} has ended: tools on other machines do not trust this agent any more", fix)
     elif left < EXPIRES_SOON:
         yield _warning(f"{text} ends in {left / DAY:.0f} days", fix)
+    if facts.certificate_served and facts.certificate_digest not in ("", facts.certificate_served):
+        yield _warning(f"{text} is another one than the agent serves until its restart", "systemctl restart nodeagent")
 
 
 def _memlock(facts: HostFacts) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from nodeagent.doctor.machine import NEEDED, Looker, _taken, clock_rate, closed,
 from nodeagent.hardware import discovery
 from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.trust.certificate import certificate_digest, fingerprint
 
 ROOT = os.geteuid() == 0
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -71,6 +72,8 @@ def test_a_certificate(tmp_path: Path) -> None:
     subprocess.run([*make, "-keyout", "/dev/null", "-out", str(good)], check=True, capture_output=True, timeout=30)
     left = look_at(config(tmp_path, api={"tls": {"cert": str(good)}}), "n1", "", 0).certificate_left
     assert left is not None and 9.9 * 86400 < left <= 10 * 86400
+    assert certificate_digest(good) == fingerprint(good.read_text()) != ""
+    assert certificate_digest(tmp_path / "none.pem") == ""
     bad.write_text("nothing")
     facts = look_at(config(tmp_path, api={"tls": {"cert": str(bad)}}), "n1", "", 0)
     assert (facts.certificate, facts.certificate_left) == (str(bad), None)

@@ -48,6 +48,12 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (CERTIFICATE | {"certificate_left": -5.0}, "error", "api.tls.cert (/c.pem) has ended", "systemctl restart"),
     (CERTIFICATE | {"certificate_left": 29.6 * 86400}, "warning", "ends in 30 days", "systemctl restart"),
     (
+        CERTIFICATE | {"certificate_left": 9e6, "certificate_digest": "ab", "certificate_served": "cd"},
+        "warning",
+        "api.tls.cert (/c.pem) is another one than the agent serves",
+        "systemctl restart",
+    ),
+    (
         CERTIFICATE | {"certificate_problem": "no openssl"},
         "warning",
         "unknown: when api.tls.cert (/c.pem) ends: no",
