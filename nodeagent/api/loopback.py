@@ -72,7 +72,7 @@ class HealthRoutes:
             why = f"cannot serve ({health.store_unusable})" if health.store_unusable else "has not answered"
             reasons.append(f"the store {why} for {away:.1f} s: nothing can be changed, started or recovered{on}")
         elif health.joined and health.lease_left <= 0:
-            but = f", but for those of {len(health.lent)} jobs, which run on failsafe time" if health.lent else ""
+            but = f", but for those that run on failsafe time (jobs: {len(health.lent)})" if health.lent else ""
             reasons.append(f"the lease has run out: this node's workers were stopped{but}")
         return self._answer(reasons)
 

@@ -29,8 +29,8 @@ SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev
 DRIVER_LIMIT = 1.0
 """Seconds that a start waits for the driver."""
 FIRST_START_LIMIT = 30.0
-"""The same at the first start of a boot. Nothing runs here that a late start could end, and without persistence mode
-each GPU takes seconds to come up: who joined before would be taken for a node without GPUs."""
+"""The same at the first start of a boot, and of a local cluster. Nothing runs here that a late start could end, and
+without persistence mode each GPU takes seconds to come up: who joined before would be taken for a node without GPUs."""
 DEADLINE = 5.0
 """Seconds where nobody looks after the node's health, so that no GPU could join later."""
 FILE = "gpus.json"
@@ -121,13 +121,12 @@ def installed_gpus(command: Sequence[str] | None = None) -> tuple[list[str], str
     try:
         answer = subprocess.run(
             command or reader_command(sys.executable, NVIDIA, None), env={**os.environ, "PYTHONPATH": packages()},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=DEADLINE, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+            timeout=FIRST_START_LIMIT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return (
-            [],
-            f"NVML did not answer within {DEADLINE:g} s: the local nodes have no GPUs (see `nodeagentctl doctor`)",
-        )
+        why = f"NVML did not answer within {FIRST_START_LIMIT:g} s"
+        return [], f"{why}: the local nodes have no GPUs (see `nodeagentctl doctor`)"
     found, problem = _listed(answer.stdout)
     return [gpu.uuid for gpu in found or ()], f"{problem}: the local nodes have no GPUs" if problem else ""
 

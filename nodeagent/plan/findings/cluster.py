@@ -94,7 +94,7 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
     if not agent.joined:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
-        but = f", but for those of {agent.lent} jobs, which run on failsafe time" if agent.lent else ""
+        but = f", but for those that run on failsafe time (jobs: {agent.lent})" if agent.lent else ""
         found.append(
             _error(
                 f"its lease has run out, since its lease process does not renew it: its workers were stopped{but}",

@@ -132,7 +132,7 @@ async def test_a_lease_that_only_its_process_cannot_renew_has_not_ended_what_run
     async with served(view) as session:
         _, ready = await answered(session, "/readyz")
     stopped = "the lease has run out: this node's workers were stopped"
-    assert ready["reasons"] == [f"{stopped}, but for those of 1 jobs, which run on failsafe time"]
+    assert ready["reasons"] == [f"{stopped}, but for those that run on failsafe time (jobs: 1)"]
     view.lent = {}
     async with served(view) as session:
         _, ready = await answered(session, "/readyz")

@@ -92,13 +92,13 @@ def test_gpus_that_the_shell_hides_are_not_taken(named: str | None, expected: st
 
 
 def test_no_driver_is_no_gpu_and_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "DEADLINE", 60.0)
+    monkeypatch.setattr(discovery, "FIRST_START_LIMIT", 60.0)
     line = '{"problem": "there is no NVIDIA driver", "absent": true}'
     assert installed_gpus((sys.executable, "-c", f"print({line!r})")) == ([], "")
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "DEADLINE", 0.2)
+    monkeypatch.setattr(discovery, "FIRST_START_LIMIT", 0.2)
     found, problem = installed_gpus((sys.executable, "-c", "import time; time.sleep(600)"))
     assert found == []
     assert "did not answer" in problem
@@ -109,7 +109,7 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     ("Segmentation fault", "without an answer"),
 ])  # fmt: skip
 def test_a_driver_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
-    monkeypatch.setattr(discovery, "DEADLINE", 60.0)
+    monkeypatch.setattr(discovery, "FIRST_START_LIMIT", 60.0)
     found, problem = installed_gpus((sys.executable, "-c", f"print({line!r})"))
     assert found == []
     assert expected in problem

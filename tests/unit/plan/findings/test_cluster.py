@@ -225,7 +225,7 @@ def test_the_agent_that_is_asked() -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"joined": False, "reason": "the id is taken"}, "error", "the id is taken"),
         ({"lease_left": 0.0}, "error", "lease has run out, since its lease process does not renew it: its workers"),
-        ({"lease_left": 0.0, "lent": 2}, "error", "stopped, but for those of 2 jobs, which run on failsafe time"),
+        ({"lease_left": 0.0, "lent": 2}, "error", "stopped, but for those that run on failsafe time (jobs: 2)"),
         ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
         ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store for 7 s, and goes on"),
         ({"undecided": {"j": "KeyError in job/gang.py, line 9"}}, "error", "its agent cannot decide about job j, and"),
