@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from nodeagent.model.facts import Finding
-from nodeagent.osutil.threads import in_daemon, run
+from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import PeerAnswer, Placed, ranked
 from nodeagent.plan.findings.store import judge
 from nodeagent.spec.agentconfig import AgentConfig
@@ -123,7 +123,7 @@ class StoreLooker:
             return await self._find(config)
 
         if self._under_way is None or self._under_way.done():
-            self._under_way = in_daemon(lambda: run(find()), "doctor")
+            self._under_way = in_daemon(lambda: asyncio.run(find()), "doctor")
         try:
             async with asyncio.timeout(OWN_LOOP_BOUND):
                 return await asyncio.shield(self._under_way)

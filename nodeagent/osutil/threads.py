@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import errno
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,7 +29,7 @@ nothing else takes them out while all threads hang."""
 class DaemonPool(concurrent.futures.ThreadPoolExecutor):
     """What a loop runs ``to_thread`` in, with threads that nobody waits for: Python's own would hold up the end of the
     loop, and then of the process, for as long as a disk hangs. What may hang often has a pool of its own, of ``most``
-    threads, and so takes none of the loop's, which looks up the store's name in them."""
+    threads, and so takes none of the loop's."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__()
@@ -75,16 +75,6 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
             self._idle.release()  # before the caller goes on, whose next call may be this thread's
             settle()
             del ended, work, settle  # else the result would stay for as long as this thread has nothing else to do
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, whose end no call that hangs in a thread holds up."""
-
-    async def beside() -> T:
-        asyncio.get_running_loop().set_default_executor(DaemonPool())
-        return await work
-
-    return asyncio.run(beside())
 
 
 def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:

@@ -1,5 +1,7 @@
 """Makes connections to the store and its sentinels: addresses, passwords, TLS.
 
+A name is looked up anew for each connection, too; one that is not resolved leads where it led before.
+
 Passwords and certificates are read anew for each connection, so that renewed ones need no restart: in a thread, since
 their disk may hang, and then what was read last is used. Must never send a command, or repeat a password in a message.
 """
@@ -7,10 +9,15 @@ their disk may hang, and then what was read last is used. Must never send a comm
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -75,6 +82,53 @@ class FileReading(Generic[T]):
             self.last = look.result()
 
 
+MOST_HOSTS = 64
+"""Of which addresses are kept: sentinels may name others, one after the other."""
+
+
+class HostAddresses:
+    """What names are resolved to by ``look_up``, one look at a time for each, in a thread: it may take as long as it
+    takes, and raises OSError for a name that is not known. Until it comes back with one, a host is where it was."""
+
+    def __init__(self, look_up: Callable[[str], Sequence[str]]) -> None:
+        self._look_up = look_up
+        self._found: dict[str, Sequence[str]] = {}
+        self._under_way: dict[str, asyncio.Future[Sequence[str]]] = {}
+
+    async def find(self, host: str) -> Sequence[str]:
+        """In the order in which to try them. Waits ``LOOK_LIMIT`` seconds where the host was found before, else as long
+        as the caller does. Raises OSError if it was not, and is not now."""
+        with suppress(ValueError):
+            return (str(ip_address(host)),)
+        before = self._found.get(host)
+        look = self._under_way.get(host)
+        try:
+            if look is None:
+                look = self._under_way[host] = in_daemon(partial(self._look_up, host), "look-up")
+                look.add_done_callback(partial(self._take, host))
+            await asyncio.wait([look], timeout=None if before is None else LOOK_LIMIT)
+            return look.result() if before is None or look.done() else before
+        except OSError as error:
+            if before is not None:
+                return before
+            raise OSError(error.errno, f"the name {host} is not resolved: {error.strerror}") from error
+
+    def _take(self, host: str, look: asyncio.Future[Sequence[str]]) -> None:
+        del self._under_way[host]
+        if not look.cancelled() and look.exception() is None:
+            if len(self._found) >= MOST_HOSTS:
+                self._found.clear()
+            self._found[host] = look.result()
+
+
+def look_up(host: str) -> Sequence[str]:
+    """The numeric addresses of a host, in the order in which to try them. Raises OSError."""
+    try:
+        return tuple(dict.fromkeys(str(at[0]) for *_, at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    except UnicodeError as error:  # of what is no name
+        raise OSError(errno.EINVAL, str(error)) from error
+
+
 class StoreEndpoint:
     """Makes connections for one ``redis`` section, with what its files held when they were last read: here, and each
     time that they are renewed. Raises ``AccessError`` at once if a file cannot be used now. ``longest``: bytes of a
@@ -86,6 +140,7 @@ class StoreEndpoint:
         self._login = FileReading(self._read_login)
         self._sentinel_login = FileReading(self._read_sentinel_login)
         self._tls = FileReading(self._read_tls)
+        self._addresses = HostAddresses(look_up)
 
     async def renew(self) -> None:
         """Read all files anew, before a connection is made; bounded. Raises ``AccessError`` if one cannot be used."""
@@ -124,7 +179,7 @@ class StoreEndpoint:
         return _auth(*self._sentinel_login.last)
 
     def _network(self, host: tuple[str, int]) -> Connection:
-        return Connection(host, self._tls.last, self._longest)
+        return Connection(host, self._tls.last, self._longest, self._addresses.find)
 
     def _read_login(self) -> StoreLogin:
         file = self._config.password_file

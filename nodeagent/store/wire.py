@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -127,14 +127,32 @@ class _Parser(_AsyncHiredisParser):
         return True
 
 
+class _Secured(SSLConnection):
+    """One whose certificate has to be that of ``name``, whichever address it is made to."""
+
+    name = ""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "server_hostname": self.name}
+
+
+async def _as_named(host: str) -> Sequence[str]:
+    return (host,)
+
+
 class Connection:
-    """A connection to a unix socket (``at`` is its path) or a host and port; ``longest``: bytes of a reply at most.
+    """A connection to a unix socket (``at`` is its path) or a host and port; ``longest``: bytes of a reply at most;
+    ``find``: the addresses of a host, in the order in which to try them; may raise OSError.
     After a cancelled call, or an error other than ReplyError, only ``close`` may be called. All methods but ``close``
     raise ``OSError``, even if the server closes the connection; ``receive`` also raises ReplyError, and TooLongError
     as soon as a reply has more bytes than ``longest``."""
 
     def __init__(
-        self, at: str | tuple[str, int], tls: ssl.SSLContext | None = None, longest: int = LONGEST_REPLY
+        self,
+        at: str | tuple[str, int],
+        tls: ssl.SSLContext | None = None,
+        longest: int = LONGEST_REPLY,
+        find: Callable[[str], Awaitable[Sequence[str]]] = _as_named,
     ) -> None:
         settings: dict[str, Any] = {
             "protocol": 2,  # the shapes of replies do not depend on the library's version, and nothing is pushed
@@ -147,22 +165,33 @@ class Connection:
             "encoding_errors": "surrogateescape",
             "parser_class": _Parser,
         }
-        self._at = at
+        self._at, self._find = at, find
         self._connection: AbstractConnection
         if isinstance(at, str):
             self._connection = UnixDomainSocketConnection(path=at, **settings)
         elif tls is None:
             self._connection = TcpConnection(host=at[0], port=at[1], **settings)
         else:
-            secured = SSLConnection(host=at[0], port=at[1], **settings)
+            secured = _Secured(host=at[0], port=at[1], **settings)
+            secured.name = at[0]
             secured.ssl_context.context = tls  # the library's own would trust the system's authorities beside ours
             self._connection = secured
         cast(_Parser, self._connection._parser).longest = longest
 
     async def open(self) -> None:
-        """Connect."""
-        with _as_os_error():
-            await self._connection.connect()  # type: ignore[no-untyped-call]
+        """Connect, to the first address of its host that can be reached."""
+        connection = self._connection
+        addresses = await self._find(self._at[0]) if isinstance(connection, TcpConnection) else ("",)
+        for tried, address in enumerate(addresses, start=1):
+            if isinstance(connection, TcpConnection):
+                connection.host = address
+            try:
+                with _as_os_error():
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                return
+            except OSError:
+                if tried == len(addresses):
+                    raise
 
     @property
     def reached(self) -> Reached | None:

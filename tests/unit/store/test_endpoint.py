@@ -1,9 +1,11 @@
-"""What connections know of password files whose disk may hang: a FIFO that nobody writes to is such a file."""
+"""What connections know of password files whose disk may hang: a FIFO that nobody writes to is such a file; and of
+names that are not resolved."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import endpoint
-from nodeagent.store.endpoint import AccessError, FileReading, StoreEndpoint
+from nodeagent.store.endpoint import MOST_HOSTS, AccessError, FileReading, HostAddresses, StoreEndpoint, look_up
 from nodeagent.store.link import StoreLink
 
 BOUND = 20.0
@@ -160,3 +162,80 @@ async def test_without_files_nothing_is_read(monkeypatch: pytest.MonkeyPatch) ->
     await access.renew()
     assert await access.renew_greeting() == 0
     assert access.greeting() == (("AUTH", "ann", "pw"), ("SELECT", "3"))
+
+
+class Resolver:
+    """Knows ``known``, or hangs until ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[str, ...]] = {"redis.test": ("10.0.0.1", "10.0.0.2")}
+        self.asked, self.go = list[str](), Event()
+        self.go.set()
+
+    def look_up(self, host: str) -> tuple[str, ...]:
+        self.asked.append(host)
+        self.go.wait(BOUND)
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self.known[host]
+
+
+async def test_a_host_is_where_the_name_server_says_now() -> None:
+    resolver = Resolver()
+    addresses = HostAddresses(resolver.look_up)
+    assert await addresses.find("redis.test") == ("10.0.0.1", "10.0.0.2")
+    resolver.known["redis.test"] = ("10.0.0.3",)
+    assert await addresses.find("redis.test") == ("10.0.0.3",)
+
+
+async def test_while_no_name_server_answers_a_host_is_where_it_was_and_one_thread_waits() -> None:
+    """Each try had a thread of the loop's pool, until nothing else had one; and the store was away."""
+    resolver = Resolver()
+    addresses = HostAddresses(resolver.look_up)
+    before = await addresses.find("redis.test")
+    resolver.go.clear()
+    async with asyncio.timeout(BOUND):
+        assert {await addresses.find("redis.test") for _ in range(3)} == {before}
+        assert set(await asyncio.gather(*(addresses.find("redis.test") for _ in range(50)))) == {before}
+    assert len(resolver.asked) == 2
+    resolver.known["redis.test"] = ("10.0.0.3",)
+    resolver.go.set()
+    async with asyncio.timeout(BOUND):
+        while await addresses.find("redis.test") == before:
+            pass
+
+
+async def test_a_name_that_nobody_knows_any_more_leads_where_it_led() -> None:
+    resolver = Resolver()
+    addresses = HostAddresses(resolver.look_up)
+    before = await addresses.find("redis.test")
+    resolver.known.clear()
+    assert await addresses.find("redis.test") == before
+    with pytest.raises(OSError, match=r"the name other\.test is not resolved: Name or service not known"):
+        await addresses.find("other.test")
+
+
+async def test_an_address_is_not_looked_up() -> None:
+    resolver = Resolver()
+    assert [await HostAddresses(resolver.look_up).find(host) for host in ("10.0.0.9", "fe80::1")] == [
+        ("10.0.0.9",), ("fe80::1",),
+    ]  # fmt: skip
+    assert resolver.asked == []
+
+
+async def test_addresses_of_ever_more_hosts_are_not_kept() -> None:
+    resolver = Resolver()
+    addresses = HostAddresses(resolver.look_up)
+    for number in range(2 * MOST_HOSTS):
+        resolver.known = {f"h{number}": ("10.0.0.1",)}
+        await addresses.find(f"h{number}")
+    resolver.known.clear()
+    found = await asyncio.gather(*(addresses.find(f"h{n}") for n in range(2 * MOST_HOSTS)), return_exceptions=True)
+    assert sum(not isinstance(one, OSError) for one in found) <= MOST_HOSTS
+
+
+def test_what_the_machine_itself_knows() -> None:
+    assert "127.0.0.1" in look_up("localhost")
+    for name in ("x" * 64 + ".test", "no-such-host.invalid"):
+        with pytest.raises(OSError):
+            look_up(name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
 
-from nodeagent.store.wire import LONGEST_ENTRIES, LONGEST_REPLY, Connection, ReplyError, TooLongError
+from nodeagent.store.wire import LONGEST_ENTRIES, LONGEST_REPLY, Connection, Reached, ReplyError, TooLongError
 
 
 @asynccontextmanager
@@ -206,3 +206,22 @@ async def test_a_connection_that_is_not_open_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="No such file"):
         await connection.open()
     await connection.close()
+
+
+async def test_the_next_address_of_a_host_is_tried_where_nobody_listens_at_the_first() -> None:
+    async def find(host: str) -> Sequence[str]:
+        return {"redis.test": ("127.0.0.2", "127.0.0.1")}[host]
+
+    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        connection = Connection(("redis.test", port), find=find)
+        await connection.open()
+        assert connection.reached == Reached("", "redis.test", "127.0.0.1", port)
+        await connection.close()
+    refused = Connection(("redis.test", port), find=find)
+    with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}"):
+        await refused.open()
