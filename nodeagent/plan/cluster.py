@@ -226,10 +226,12 @@ def _changed(now: SeenNodes, before: SeenNodes) -> frozenset[str] | None:
 
 
 @lru_cache(maxsize=4096)
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key under which n2 comes before n10. No two names are equal under it (n1, n01): all agents sort alike."""
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which n2 comes before n10. No two names are equal under it (n1, n01): all agents sort alike. No
+    number is made of digits, of which somebody may have written more than Python takes for one."""
     parts = (p for p in re.split(r"([0-9]+)", name) if p)
-    return (*((0, int(p)) if p.isdecimal() else (1, p) for p in parts), (-1, name))
+    keys = ((0, len(digits := p.lstrip("0")), digits) if p.isdecimal() else (1, 0, p) for p in parts)
+    return (*keys, (-1, 0, name))
 
 
 SHOWN = 3

@@ -565,10 +565,7 @@ class RedisStore:
         async with self._calls.reading() as link:
             found = await link.ask("HMGET", keys.history_bytes(self._prefix), *map(str, owners))
         # As the step that counts it, which takes what is no number for nothing.
-        return {
-            owner: int(size) if size is not None and str(size).isdecimal() else 0
-            for owner, size in zip(owners, found, strict=True)
-        }
+        return {owner: int(size) if codec.is_number(size) else 0 for owner, size in zip(owners, found, strict=True)}
 
     async def _history(self, how: str, which: str, limit: int) -> PastJobs:
         async with self._calls.reading() as link:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TypeVar, get_args
+from typing import TypeGuard, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -68,6 +68,8 @@ MOST_ENTRIES = 8192
 """Entries of one kind: twice as many as a job may have nodes."""
 MOST_FIELDS = 64
 """Fields of a record that are no entries of maps."""
+MOST_DIGITS = 16
+"""Of a number: more than Lua counts exactly."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,', re.DOTALL)
 """A string, or a comma outside of strings."""
 NAMES = 8192
@@ -121,6 +123,11 @@ def from_json(model: type[Decoded], text: str) -> Decoded:
         return model.from_json(text)
     except ValidationError as error:
         raise ValueError(f"{error.title}: {first_error(error)}") from None
+
+
+def is_number(text: object) -> TypeGuard[str]:
+    """A whole number of no more digits than a step comes to. Python makes none of thousands, but raises an error."""
+    return isinstance(text, str) and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def bounded(text: str, characters: int = MOST_CHARACTERS, values: int = MOST_PARTS) -> str:

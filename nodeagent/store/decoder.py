@@ -29,6 +29,7 @@ from nodeagent.store.codec import (
     decode_member,
     decode_node,
     decode_part,
+    is_number,
     pairs,
     whole,
 )
@@ -159,7 +160,7 @@ class Decoder:
         if any(field in changes and changes[field] != last.fields.get(field) for field in _UNCHANGED):
             return False
         (rev, *rest), (stored, *others) = (changes.get(field, last.fields.get(field)) for field in COMPARED), record
-        if rev is None or stored is None or not (rev + stored).isdecimal() or int(rev) > int(stored):
+        if not is_number(rev) or not is_number(stored) or int(rev) > int(stored):
             return False
         return rest == others
 

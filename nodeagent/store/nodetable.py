@@ -66,7 +66,7 @@ def _fields(text: str, newest: int) -> list[str] | None:
     if len(values) != len(FIELDS):
         return None
     fields = dict(zip(FIELDS, values, strict=True))
-    if not fields["rev"].isdecimal() or int(fields["rev"]) < newest:
+    if not codec.is_number(fields["rev"]) or int(fields["rev"]) < newest:
         return None
     return [word for field in fields.items() for word in field]
 
@@ -167,11 +167,11 @@ class NodeTable:
             (era, rev, horizon), (count,) = await link.ask_beside(
                 ("HMGET", meta, "era", "rev", "horizon"), ("HLEN", cordons)
             )
-        if era != reading.era or not _is_revision(rev):
+        if era != reading.era or not codec.is_number(rev):
             raise _Begun
         if not reading.first:
             reading.first = int(rev)
-        elif _is_revision(horizon) and reading.first < int(horizon) <= int(rev):
+        elif codec.is_number(horizon) and reading.first < int(horizon) <= int(rev):
             raise _Begun
         reading.cursor = f"({reading.rev}" if reading.rev else "-inf"
         reading.rev, reading.asked, reading.stage = int(rev), True, "list"
@@ -288,7 +288,3 @@ class NodeTable:
         if node.rev < int(newest):
             raise ValueError(f"it has revision {node.rev}, and a step has left revision {int(newest)}")
         reading.nodes[name] = node
-
-
-def _is_revision(text: object) -> bool:
-    return isinstance(text, str) and text.isdecimal()

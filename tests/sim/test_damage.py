@@ -640,7 +640,7 @@ def test_nodes_that_cannot_be_read_while_all_is_read_anew_cost_nobody_a_worker(
     simulate(4, scenario)
 
 
-@pytest.mark.parametrize("what", ["a wake", "revisions"])
+@pytest.mark.parametrize("what", ["a wake", "revisions", "a node of 5000 digits"])
 def test_what_somebody_adds_by_hand_ends_no_agent(what: str) -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
@@ -649,6 +649,14 @@ def test_what_somebody_adds_by_hand_ends_no_agent(what: str) -> None:
         if what == "a wake":
             later = c.server.now() + 10**9
             c.server.data.call("XADD", place + "wake:job:uid-j", "MAXLEN", 1, f"{later}-0", "era", "x")
+        elif what == "a node of 5000 digits":
+            node, record = "n" + 5000 * "1", c.server.value("node:n1")
+            assert isinstance(record, dict)
+            rev = int(c.server.data.call("HINCRBY", place + "meta", "rev", 1))
+            for field, text in {**record, "id": node, "rev": str(rev)}.items():
+                c.server.data.call("HSET", f"{place}node:{node}", field, text)
+            c.server.data.call("ZADD", place + "changes", rev, f"node:{node}")
+            await c.submit("w", 1, 1, 1)
         else:
             rev = int(c.server.data.call("HGET", place + "meta", "rev"))
             for number_of in range(600):

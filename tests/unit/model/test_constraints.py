@@ -17,6 +17,7 @@ GPU = Match(label="gpu", values=("h100", "h200"))
         ("gpu[01-16]-a", ["gpu01-a", "gpu16-a"], ["gpu1-a", "gpu001-a", "gpu17-a", "gpu01-b"]),
         ("[3]", ["3"], ["4"]),
         ("n[8-10]", ["n8", "n10"], ["n08", "n11"]),
+        ("n[1-999999999]", ["n999999999"], ["n1000000000", "n" + 5000 * "1"]),
     ],
 )
 def test_names_with_ranges(pattern: str, yes: list[str], no: list[str]) -> None:

@@ -215,3 +215,13 @@ def test_facts_travel_without_what_is_the_default() -> None:
     assert not {"healthy", "labels", "spot"} & {*json.loads(text)}
     assert '": ' not in text
     assert NodeFacts.from_json(text) == facts("n1")
+
+
+@pytest.mark.parametrize("text", ["0", "9" * 16])
+def test_what_may_be_a_number(text: str) -> None:
+    assert codec.is_number(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 17, "1" * 5000, "", "-1", None, 7])
+def test_what_python_is_not_asked_to_make_a_number_of(text: object) -> None:
+    assert not codec.is_number(text)

@@ -26,8 +26,9 @@ from tests.unit.plan.build import (
 
 
 def test_natural_order_is_total() -> None:
-    names = ["n10", "n2", "n1", "n01", "a", "n", "n2b", "n2-10", "n2-9", "1x"]
-    expected = ["1x", "a", "n", "n01", "n1", "n2", "n2-9", "n2-10", "n2b", "n10"]
+    endless = "n1" + 5000 * "0"
+    names = [endless, "n10", "n2", "n1", "n01", "a", "n", "n2b", "n2-10", "n2-9", "1x"]
+    expected = ["1x", "a", "n", "n01", "n1", "n2", "n2-9", "n2-10", "n2b", "n10", endless]
     for seed in range(20):
         random.Random(seed).shuffle(names)
         assert sorted(names, key=natural) == expected
