@@ -311,7 +311,7 @@ class Monitor:
             if not self._machine.gpus:
                 memory, self._known, self._gpus = forgotten(memory, self._known), (), None
                 self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
-            if not self._known:
+            if not self._known and not self._gpu_probe.reading.problem:  # a driver that is there may answer again
                 self._renounced |= {*self._machine.slots}
         if not device and rule in (None, PORT.id) and self._host is not None:
             self._accepted |= {port for port, _ in self._host.ports_down}

@@ -25,9 +25,9 @@ MOST_RANGES = 16
 MOST_TEXT = 128
 """The most characters of a label, or of one of its values."""
 
-_RANGED = re.compile(r"([^\[\],]*)\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]([^\[\],]*)")
-MOST_DIGITS = 9
+_MOST_DIGITS = 9
 """Of a number in a range. A node's name may have more, and Python makes no number of thousands."""
+_RANGED = re.compile(r"([^\[\],]*)\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]([^\[\],]*)")
 
 
 class Match(Record):
@@ -113,7 +113,7 @@ def named(patterns: tuple[str, ...], node: str) -> bool:
     for before, after, by_digits in ranged:
         if node.startswith(before) and node.endswith(after):
             digits = node[len(before) : len(node) - len(after)]
-            if digits.isdecimal() and digits.isascii() and len(digits) <= MOST_DIGITS:
+            if digits.isdecimal() and digits.isascii() and len(digits) <= _MOST_DIGITS:
                 number, count = int(digits), len(digits)
                 if _covers(by_digits.get(count), number):
                     return True

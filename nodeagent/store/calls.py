@@ -93,8 +93,8 @@ class Calls:
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
                 if error.is_of_the_step:
                     raise StepFailedError(explain(self._commands.address, self._timeout, error)) from error
-                if error.is_forbidden and (command := load(name).command(error.line)):
-                    raise ReplyError(f"{error}, {command} in the step {name}") from error
+                if error.is_forbidden and (commands := load(name).commands(error.line)):
+                    raise ReplyError(f"{error}, {' or '.join(commands)} in the step {name}") from error
                 raise
             done, *rest = _steps_own(found)
             if not done and rest[0] == "link":

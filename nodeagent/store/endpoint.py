@@ -33,7 +33,8 @@ StoreLogin = tuple[str | None, str | None]
 LONGEST_PASSWORD = 4096
 """The most bytes read of a password file."""
 LOOK_LIMIT = 0.1
-"""Seconds from the begin of a look at files for which a connection waits for it: a small part of ``store_timeout``."""
+"""Seconds from the begin of a look at files, and for which a name is looked up, that a connection waits for: a small
+part of ``store_timeout``."""
 
 
 class AccessError(OSError):
@@ -116,7 +117,7 @@ class HostAddresses:
     def _take(self, host: str, look: asyncio.Future[Sequence[str]]) -> None:
         del self._under_way[host]
         if not look.cancelled() and look.exception() is None:
-            if len(self._found) >= MOST_HOSTS:
+            if host not in self._found and len(self._found) >= MOST_HOSTS:
                 self._found.clear()
             self._found[host] = look.result()
 
@@ -132,15 +133,17 @@ def look_up(host: str) -> Sequence[str]:
 class StoreEndpoint:
     """Makes connections for one ``redis`` section, with what its files held when they were last read: here, and each
     time that they are renewed. Raises ``AccessError`` at once if a file cannot be used now. ``longest``: bytes of a
-    reply at most."""
+    reply at most. ``addresses``: what other endpoints of the store know of its hosts, too."""
 
-    def __init__(self, config: RedisConfig, longest: int = LONGEST_REPLY) -> None:
+    def __init__(
+        self, config: RedisConfig, longest: int = LONGEST_REPLY, addresses: HostAddresses | None = None
+    ) -> None:
         self._config, self._longest = config, longest
         self.place = config.place
         self._login = FileReading(self._read_login)
         self._sentinel_login = FileReading(self._read_sentinel_login)
         self._tls = FileReading(self._read_tls)
-        self._addresses = HostAddresses(look_up)
+        self._addresses = addresses or HostAddresses(look_up)
 
     async def renew(self) -> None:
         """Read all files anew, before a connection is made; bounded. Raises ``AccessError`` if one cannot be used."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec.storeconfig import RedisConfig, shown
-from nodeagent.store.endpoint import StoreEndpoint
+from nodeagent.store.endpoint import HostAddresses, StoreEndpoint
 from nodeagent.store.scripts import Script
 from nodeagent.store.whois import identity, parse_info, require_primary
 from nodeagent.store.wire import LONGEST_REPLY, Connection, Reached, ReplyError
@@ -176,7 +176,8 @@ class StoreLink:
 
 class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each. ``queue``: seconds that
-    a call may wait for a link; None: as long as its caller lets it. ``longest``: bytes of a reply at most."""
+    a call may wait for a link; None: as long as its caller lets it. ``longest``: bytes of a reply at most.
+    ``addresses``: what other links to the store know of its hosts, too."""
 
     def __init__(
         self,
@@ -186,8 +187,9 @@ class Links:
         queue: float | None = None,
         *,
         longest: int = LONGEST_REPLY,
+        addresses: HostAddresses | None = None,
     ) -> None:
-        self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at, longest)
+        self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at, longest, addresses)
         self._timeout, self._queue, self._patience = timeout, queue, SENTINEL_SHARE * timeout
         self.address = str(self._endpoint.place)
         self._idle: list[StoreLink] = []
@@ -301,8 +303,16 @@ class CallersPace:
 class CallersLinks(Links):
     """Links for what callers of the API ask for: in turn, within ``queue`` seconds, and at their ``CallersPace``."""
 
-    def __init__(self, at: str | RedisConfig, limit: int, timeout: float, queue: float) -> None:
-        super().__init__(at, limit, timeout, queue)
+    def __init__(
+        self,
+        at: str | RedisConfig,
+        limit: int,
+        timeout: float,
+        queue: float,
+        *,
+        addresses: HostAddresses | None = None,
+    ) -> None:
+        super().__init__(at, limit, timeout, queue, addresses=addresses)
         self._pace, self._bound = CallersPace(), queue
 
     @asynccontextmanager

@@ -54,10 +54,9 @@ class Script:
     source: str
     sha: str
 
-    def command(self, line: int) -> str:
-        """The first command of Redis in that line (from 1); empty if there is none."""
-        found = _COMMAND.search("".join(self.source.split("\n")[line - 1 : line]))
-        return found[1] if found is not None else ""
+    def commands(self, line: int) -> tuple[str, ...]:
+        """The commands of Redis in that line (from 1): an argument of one may be another's reply."""
+        return tuple(dict.fromkeys(_COMMAND.findall("".join(self.source.split("\n")[line - 1 : line]))))
 
 
 @cache

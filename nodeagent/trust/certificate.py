@@ -88,8 +88,12 @@ def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
 
 def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLContext, str]:
     """Raises ``OSError`` or ValueError for the certificate, ``CertificateError`` for the CA of clients."""
-    for path in filter(None, (cert, key)):
-        _require_plain(path)
+    _require_plain(cert)
+    if key is not None:
+        try:
+            _require_plain(key)
+        except OSError as error:
+            raise OSError(error.errno, f"its key {key}: {error.strerror}") from None
     with cert.open("rb") as file:
         text = file.read(LARGEST).decode()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import ssl
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -312,3 +314,22 @@ async def test_a_unix_socket_with_user_password_and_database(servers: Yard) -> N
     server = await servers.server("user ann on >pw ~* +@all")
     await works(RedisConfig(url=f"unix://ann:pw@{server.socket}?db=3"))
     assert str(await ask(server, "INFO", "keyspace")).splitlines()[1].startswith("db3:")
+
+
+async def test_links_that_connect_when_no_name_is_resolved_go_where_the_others_went(
+    servers: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await servers.server()
+    store = connect(f"redis://localhost:{server.port}/0", "test", 5.0)
+    assert (await submit_one(store, "u1", spec(), 0, 1.0, "ann", "r1")).name == "train"
+
+    def unknown(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert await store.history_bytes([0]) == {0: 0}
+    other = connect(f"redis://localhost:{server.port}/0", "test", 5.0)
+    with pytest.raises(StoreUnavailableError, match="the name localhost is not resolved: Temporary failure"):
+        await other.history_bytes([0])
+    await store.close()
+    await other.close()

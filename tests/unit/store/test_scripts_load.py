@@ -42,3 +42,11 @@ def test_each_field_of_meta_that_a_step_reads_is_among_those_that_are_read() -> 
     used = {field for text in texts for field in re.findall(r"\bmeta\.(\w+)", re.sub(r"--.*", "", text))}
     assert len(used) > 20
     assert used <= set(re.findall(r"'(\w+)'", listed))
+
+
+def test_an_error_of_a_line_may_be_of_each_command_in_it() -> None:
+    script = load("beat")
+    text = "redis.call('HSET', META, 'unannounced', redis.call('HGET', META, 'rev'))"
+    line = script.source[: script.source.index(text)].count("\n") + 1
+    assert script.commands(line) == ("HSET", "HGET")
+    assert script.commands(1) == script.commands(10**6) == ()

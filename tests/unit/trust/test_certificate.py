@@ -75,9 +75,15 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         configured(ApiTlsConfig(cert=tmp_path / "cert.pem2"))
     cert, key = make(tmp_path)
     os.mkfifo(pipe := tmp_path / "pipe")
-    for tls in ({"cert": pipe}, {"cert": cert, "key": pipe}, {"cert": cert, "key": key, "client_ca": pipe}):
-        with pytest.raises(CertificateError, match="cannot be used: it is no plain file"):
+    for tls, named in (
+        ({"cert": pipe}, "pipe cannot be used: it is"),
+        ({"cert": cert, "key": pipe}, "cannot be used: its key .*pipe: it is"),
+        ({"cert": cert, "key": key, "client_ca": pipe}, "the CA .*pipe cannot be used: it is"),
+    ):
+        with pytest.raises(CertificateError, match=f"{named} no plain file"):
             configured(ApiTlsConfig.model_validate(tls))
+    with pytest.raises(CertificateError, match=r"cannot be used: its key .*key.pem2: No such file"):
+        configured(ApiTlsConfig(cert=cert, key=tmp_path / "key.pem2"))
     with pytest.raises(CertificateError, match=r"the CA .* cannot be used: No such file"):
         configured(ApiTlsConfig(cert=cert, key=key, client_ca=tmp_path / "ca.pem"))
     with pytest.raises(ValueError, match="no certificate in PEM form"):
