@@ -313,11 +313,13 @@ class AdmissionVerifier:
 
     def due(self, jobs: Mapping[str, JobRecord], now: float) -> list[JobRecord]:
         """Jobs whose admission should be renewed: in the second half of its lifetime, or signed by a clock that is
-        far ahead."""
+        far ahead. None whose record cannot be read: of that only an older one is known here."""
+        unread: Mapping[str, str] = {} if self._looked is None else self._looked.unread
         return [
             job
             for job in jobs.values()
             if job.phase not in TERMINAL
+            and f"job:{job.uid}" not in unread
             and self.refusal(job, now) is None
             and not LIFETIME / 2 <= _expiry(job) - now <= LIFETIME + SKEW
         ]

@@ -481,8 +481,9 @@ async def test_a_record_that_cannot_be_read_has_not_ended() -> None:
     bench.look(job)
     damaged = {f"job:{job.uid}": "a job's record has the unknown field mood", "node:n2": "it has no id"}
     with capture_logs() as logs:
-        for _ in range(3):
-            (refusal,) = bench.look(job, unread=damaged).values()
+        for second in range(3):
+            (refusal,) = bench.look(job, unread=damaged, now=NOW + second).values()
+            assert bench.verifier.due({job.uid: job}, NOW + second + LIFETIME / 2) == [], "what it says is not known"
     assert (refusal.kind, "unknown field mood" in refusal.text, refusal.controlled) == ("unreadable", True, False)
     assert ([entry["job"] for entry in logs], bench.counted("unreadable")) == ([job.name], 1), "once"
     assert bench.look(job) == {}, "mended"
