@@ -61,6 +61,8 @@ class LocalGang:
         self._hook: Hook | None = None
         self._post_stop_done = False
         self._stuck_check: Delay | None = None
+        self._unseen = False
+        """What workers left behind could not be looked for the last time, so nothing of it was killed."""
         self._given_up: Mapping[str, Any] | None = None
         self._make_write_out = write_out
         self._write_out: WriteOut | None = None
@@ -261,9 +263,10 @@ class LocalGang:
             return
         try:
             left = bool(self.parts.children.kill_orphans())
+            self._unseen = False
         except OSError as error:  # no descriptor to look with
             print(f"what workers left behind is looked for again: {error.strerror}", file=sys.stderr, flush=True)
-            left = True
+            left = self._unseen = True
         if left:
             self._watch_for_stuck()
             return
@@ -357,13 +360,14 @@ class LocalGang:
             self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._report_stuck)
 
     def _report_stuck(self) -> None:
-        self._stuck_check = None
+        self._stuck_check, unseen = None, self._unseen
         self.settle()  # the last look may have failed
         if self.settled:
             return
-        with contextlib.suppress(OSError):  # no descriptor to look with: as seen last
-            self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
-        self.parts.changed()
+        if not unseen or self._unseen:  # else they are being killed only now
+            with contextlib.suppress(OSError):  # no descriptor to look with: as seen last
+                self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
+            self.parts.changed()
         self._watch_for_stuck()
 
     # -- what runs beside the workers
