@@ -18,6 +18,7 @@ import pytest
 from nodeagent.osutil.linux import is_running
 from nodeagent.plan.pods.report import without_output
 from nodeagent.shim.forkserver.server import NOT_OURS
+from tests.groups import one_in
 from tests.integration.shim_support import LAST_WORD, UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
@@ -109,7 +110,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+@pytest.mark.parametrize("arguments", one_in(2, CASES), ids=" ".join)
 async def test_forked_and_preforked_equal_plain(tmp_path: Path, folder: Path, arguments: list[str]) -> None:
     """Generation 1 is forked on demand (the number of GPUs is not known before), generation 2 ahead."""
     outcomes = []

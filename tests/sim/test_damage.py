@@ -14,7 +14,7 @@ from nodeagent.store import client, codec
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
 from nodeagent.store.nodetable import FoundNodes, NodeTable
-from tests.groups import seeds
+from tests.groups import one_in, seeds
 from tests.inprocess.server import CLUSTER, HereStore
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.mutants import change
@@ -37,7 +37,7 @@ DAMAGES = {
 """What is removed, by what it is called: keys."""
 
 
-@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("what", one_in(2, DAMAGES))
 def test_what_is_removed_while_a_job_runs_is_given_back_and_a_worker_that_dies_is_replaced(what: str) -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
@@ -61,17 +61,16 @@ WRITTEN_OVER = [
     ("node:n2", "seq"), ("node:n2", "facts"),
 ]  # fmt: skip
 """Keys and fields."""
+WRITTEN = [
+    *((key, field, text) for text in ("", "{") for key, field in WRITTEN_OVER),
+    ("meta", "cluster_uid", "evil"),
+    ("meta", "credit", "-1"),
+]
+"""With what is there then."""
 
 
-@pytest.mark.parametrize(
-    ("key", "field", "text"),
-    [
-        *((key, field, "") for key, field in WRITTEN_OVER),
-        *(pytest.param(key, field, "{", marks=pytest.mark.slow) for key, field in WRITTEN_OVER),
-        ("meta", "cluster_uid", "evil"), ("meta", "credit", "-1"),
-    ],
-)  # fmt: skip
-def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field: str, text: str) -> None:
+@pytest.mark.parametrize("damage", one_in(3, WRITTEN), ids=" ".join)
+def test_what_is_written_over_while_a_job_runs_is_given_back_too(damage: tuple[str, str, str]) -> None:
     """A field that nobody can read, or (no field) a key that has become a text. A field with nothing in it passed for
     JSON where the store looks for damage, and the job was stuck for ever."""
 
@@ -80,7 +79,7 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
         before, number = pids(c), _number(c)
         c.checker.store_loses()
         c.damaged = True
-        c.server.spoil(key, field, text)
+        c.server.spoil(*damage)
         await asyncio.sleep(10)
         assert pids(c) == before, "nothing that runs is hurt"
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
@@ -157,7 +156,7 @@ UNSEEN = {
 @pytest.mark.parametrize(
     "quiet", [pytest.param(0.0, id="at once"), pytest.param(10.0, id="later", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("field", UNSEEN)
+@pytest.mark.parametrize("field", one_in(3, UNSEEN))
 def test_one_field_of_a_job_that_no_difference_brings_keeps_it_from_nothing(
     field: str, quiet: float, restarts: bool
 ) -> None:
