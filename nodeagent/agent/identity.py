@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from nodeagent.model.base import NAME
 from nodeagent.model.node import Incarnation
-from nodeagent.osutil.linux import hold_folder, write_atomic
+from nodeagent.osutil.linux import NotPlainError, hold_folder, open_plain, write_atomic
 from nodeagent.spec.agentconfig import name_of_host
 
 LINE = 78
@@ -125,7 +125,8 @@ class Identity:
 
     def _read(self) -> _SavedLife | None:
         try:
-            data = json.loads(self._file.read_text())
+            with open_plain(self._file) as file:
+                data = json.loads(file.read())
             if data["boot_id"] != self._boot_id:
                 return None
             if not re.fullmatch(NAME, data["node"]):
@@ -133,7 +134,7 @@ class Identity:
             return _SavedLife(data["node"], Incarnation(life=str(data["life"]), start=int(data["start"])))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (NotPlainError, ValueError, KeyError, TypeError) as error:
             raise IdentityError(
                 f"{self._file} is damaged ({error}); if no worker of this node runs, remove it and start again"
             ) from error

@@ -24,7 +24,7 @@ from nodeagent.agent.undecided import Guarded
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import CauseKind
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import open_plain, write_atomic
 from nodeagent.osutil.threads import Newest
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.fairshare.resources import used
@@ -321,7 +321,7 @@ class RestartCounter:
         if self._path is None:
             return {}
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 data = json.loads(file.read(MAX_BYTES))
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']}, this agent reads {VERSION}")

@@ -21,7 +21,7 @@ from nodeagent.agent.published import Advert
 from nodeagent.agent.repaircommands import CommandRunner, Verifier, Ward
 from nodeagent.model.health import LABEL, Attempt, Claim, Kind, RepairOutcome, RepairState, Verdict
 from nodeagent.osutil.clock import Clock
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import open_plain, write_atomic
 from nodeagent.plan import repair as plan
 from nodeagent.plan.cluster import Cluster
 from nodeagent.pods.base import PodStatus
@@ -376,7 +376,8 @@ class FileRepairLog:
 
     def load(self) -> tuple[Attempt, ...]:
         try:
-            data: dict[str, Any] = json.loads(self.file.read_text())
+            with open_plain(self.file) as file:
+                data: dict[str, Any] = json.loads(file.read())
             if data["version"] != VERSION:
                 raise ValueError(f"it is of version {data['version']}, this agent reads {VERSION}")
             return tuple(Attempt.model_validate(one) for one in data["repairs"])

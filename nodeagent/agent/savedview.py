@@ -32,7 +32,7 @@ from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
 from nodeagent.osutil.clock import wait_for
-from nodeagent.osutil.linux import keep_damaged, write_atomic
+from nodeagent.osutil.linux import keep_damaged, open_plain, write_atomic
 from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.cluster import Cluster
 from nodeagent.store.base import StoreError
@@ -106,7 +106,7 @@ class FileDisk:
 
     def read(self) -> bytes | None:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 data = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
             return None

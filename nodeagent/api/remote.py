@@ -28,7 +28,7 @@ from nodeagent.api.auth import CALLER, NOBODY, Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.api.requests import MAX_BODY
-from nodeagent.osutil.linux import passing
+from nodeagent.osutil.linux import open_plain, passing
 from nodeagent.osutil.threads import DaemonPool
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.errors import Problem, SpecError
@@ -49,7 +49,7 @@ def read_tokens(path: Path) -> KnownTokens:
     """The tokens in the file. Raises ``SpecError`` with every problem, and for a file that users other than its owner
     can read or change."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             found = os.fstat(file.fileno())
             data = file.read(LARGEST + 1)
     except OSError as error:

@@ -19,7 +19,7 @@ from nodeagent.hardware.plugins import NVIDIA
 from nodeagent.hardware.probes.process import packages, reader_command
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.commands import end
-from nodeagent.osutil.linux import in_container, write_atomic
+from nodeagent.osutil.linux import in_container, open_plain, write_atomic
 
 if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast
     from nodeagent.spec.agentconfig import AgentConfig
@@ -161,7 +161,8 @@ def _remember(file: Path, boot: str, gpus: tuple[Gpu, ...]) -> str:
 def _remembered(file: Path, boot: str) -> tuple[Gpu, ...]:
     """Those of this boot; none if they are not known."""
     try:
-        kept = json.loads(file.read_text())
+        with open_plain(file) as opened:
+            kept = json.loads(opened.read())
         return tuple(_gpu(*known) for known in kept["gpus"]) if kept["boot"] == boot else ()
     except (OSError, ValueError, KeyError, TypeError):  # nothing known: the driver is asked again anyway
         return ()

@@ -63,7 +63,7 @@ from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import Checks, SiteCheck
-from nodeagent.osutil.linux import keep_damaged, write_atomic
+from nodeagent.osutil.linux import keep_damaged, open_plain, write_atomic
 
 NVML_PACE = 2.0
 HOST_PACE = 5.0
@@ -625,7 +625,8 @@ def load_memory(path: Path) -> SavedHealth:
     """What was saved; nothing if there is no file. Raises OSError for one that cannot be read, ValueError with the key
     for one that cannot be understood."""
     try:
-        text = path.read_text()
+        with open_plain(path) as file:
+            text = file.read().decode()
     except FileNotFoundError:
         return SavedHealth()
     try:

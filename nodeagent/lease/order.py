@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import open_plain, write_atomic
 
 
 class Tls(NamedTuple):
@@ -136,7 +136,8 @@ def read_order(folder: Path, boot: str) -> LeaseOrder | None:
     """None if there is none, or if it is from before the last boot. Raises OSError, ValueError, KeyError and TypeError:
     then it is not an agent of this version that wrote it."""
     try:
-        data: dict[str, Any] = json.loads(order_file(folder).read_text())
+        with open_plain(order_file(folder)) as file:
+            data: dict[str, Any] = json.loads(file.read())
     except FileNotFoundError:
         return None
     if data["boot"] != boot:

@@ -18,7 +18,7 @@ from nodeagent.lease.core import Departure, LeaseState
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
 from nodeagent.lease.withdrawals import LONGEST_NUMBER, MOST, NOTHING_WITHDRAWN, Withdrawal, Withdrawals
-from nodeagent.osutil.linux import ReplacedFile, write_atomic
+from nodeagent.osutil.linux import ReplacedFile, open_plain, write_atomic
 
 _PULSE = struct.Struct("=dddd")
 _LOCK = struct.Struct("@hhqqi4x")
@@ -237,7 +237,7 @@ def _has_been(at: Any, now: float) -> bool:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        with file.open("rb") as opened:
+        with open_plain(file) as opened:
             data = json.loads(opened.read(MOST_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):
         return None

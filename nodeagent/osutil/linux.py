@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Set
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     import ctypes
@@ -498,6 +499,19 @@ def listens(path: str | Path, seconds: float) -> bool:
         except OSError:
             return False
     return True
+
+
+class NotPlainError(OSError):
+    """What the path names is no regular file."""
+
+
+def open_plain(path: os.PathLike[str] | str) -> BinaryIO:
+    """A regular file, for reading. Who opens a FIFO waits for a writer, for ever and without a word. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotPlainError(errno.EINVAL, "it is no regular file: replace it", os.fspath(path))
+    return os.fdopen(fd, "rb")
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o600) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeagent.lease.grants import grant_key
 from nodeagent.model.jobspec import JobSpec, Role
-from nodeagent.osutil.linux import short, write_atomic
+from nodeagent.osutil.linux import open_plain, short, write_atomic
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class PodRecords:
         found = {}
         for file in sorted(self._folder.glob("*.json")):
             try:
-                value = json.loads(file.read_text())
+                with open_plain(file) as opened:
+                    value = json.loads(opened.read())
                 cgroup = Path(value["cgroup"]) if value["cgroup"] else None
                 found[file.stem] = PodRecord(
                     value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup,

@@ -21,6 +21,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from nodeagent.osutil.linux import open_plain
 from nodeagent.osutil.threads import in_daemon
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.whois import TlsFileError, client_context
@@ -210,7 +211,7 @@ def read_secret(path: Path) -> str:
     """The password in a file, without the line's end. Raises ``AccessError``, even for a file that every user may read:
     a user who can log in to the store can stop and delete every job."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(LONGEST_PASSWORD + 1).decode().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from nodeagent.osutil.linux import open_plain
+
 if TYPE_CHECKING:
     import ssl
 
@@ -49,8 +51,10 @@ def client_context(
     ``cert``. Raises TlsFileError."""
     import ssl  # it costs the lease process memory, which a store without TLS need not
 
-    at = ca
     try:
+        for at in (cert, key, ca):
+            if at is not None:
+                open_plain(at).close()
         context = ssl.create_default_context(cafile=ca)
         context.check_hostname = check_name
         if cert is not None:

@@ -8,7 +8,6 @@ between two agents. Pure.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nodeagent.model.node import HttpsAddress, NodeRecord
+from nodeagent.osutil.linux import open_plain
 from nodeagent.spec.sections import ApiTlsConfig
 from nodeagent.trust.key import ClusterKey
 
@@ -88,13 +88,12 @@ def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
 
 def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLContext, str]:
     """Raises ``OSError`` or ValueError for the certificate, ``CertificateError`` for the CA of clients."""
-    _require_plain(cert)
     if key is not None:
         try:
-            _require_plain(key)
+            open_plain(key).close()
         except OSError as error:
             raise OSError(error.errno, f"its key {key}: {error.strerror}") from None
-    with cert.open("rb") as file:
+    with open_plain(cert) as file:
         text = file.read(LARGEST).decode()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -107,19 +106,13 @@ def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLCon
 def trust(context: ssl.SSLContext, ca: Path) -> None:
     """Accept client certificates of this CA; a client need not send one. Raises ``CertificateError``."""
     try:
-        _require_plain(ca)
+        open_plain(ca).close()
         context.load_verify_locations(ca)
     except OSError as error:
         raise CertificateError(
             f"the CA {ca} cannot be used: {_words(error)}; see api.tls.client_ca in the agent's config"
         ) from None
     context.verify_mode = ssl.CERT_OPTIONAL
-
-
-def _require_plain(path: Path) -> None:
-    """Raises OSError. Who opens a FIFO waits for ever, and would never say why nothing is served."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no plain file")
 
 
 def _no_password() -> str:
@@ -190,7 +183,7 @@ def _genuine(key: ClusterKey, payload: bytes, proof: str) -> bool:
 def certificate_digest(file: Path) -> str:
     """``fingerprint`` of a file that openssl could read; empty if it cannot be read."""
     try:
-        with file.open("rb") as opened:
+        with open_plain(file) as opened:
             return fingerprint(opened.read(LARGEST).decode())
     except (OSError, ValueError):
         return ""

@@ -16,7 +16,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from nodeagent.osutil.linux import sync_folder
+from nodeagent.osutil.linux import open_plain, sync_folder
 
 KEY_BYTES = 32
 """The fewest bytes of a key, and the number that ``make`` writes."""
@@ -45,7 +45,7 @@ class ClusterKey:
         than its owner can read or change, and for one that belongs neither to root nor to this process's user."""
         how = f"make one with `nodeagent keygen {path}` on one node, and copy it to every node of the cluster"
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 status = os.fstat(file.fileno())
                 data = file.read(LARGEST_FILE + 1)
         except FileNotFoundError:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from nodeagent.model.job import Checkpoint
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.window import NO_WINDOWS, Windows
-from nodeagent.osutil.linux import keep_damaged, write_atomic
+from nodeagent.osutil.linux import NotPlainError, keep_damaged, open_plain, write_atomic
 from nodeagent.trust.seal import LIFETIME
 
 REMEMBERED = 7 * 86_400
@@ -83,10 +83,11 @@ class FileLedger:
     def load(self) -> Remembered:
         """What was stored. If the file is damaged, the log reports it and nothing is known. Raises OSError."""
         try:
-            return _remembered(**json.loads(self._path.read_text()))
+            with open_plain(self._path) as file:
+                return _remembered(**json.loads(file.read()))
         except FileNotFoundError:
             return Remembered()
-        except (ValueError, TypeError, AttributeError) as error:
+        except (NotPlainError, ValueError, TypeError, AttributeError) as error:
             structlog.get_logger("trust").error(
                 "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error),
                 damaged_copy=keep_damaged(self._path),

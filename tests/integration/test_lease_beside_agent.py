@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,7 @@ from nodeagent.osutil.units import lease_command, lease_unit
 from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, SavingConfig
 from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
+from nodeagent.store import endpoint
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.endpoint import LOOK_LIMIT
 from nodeagent.store.wire import Reached
@@ -357,13 +359,14 @@ async def test_it_starts_without_a_folder_for_logs(world: World) -> None:
 async def test_a_password_file_that_hangs_holds_up_no_beat(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A FIFO without a writer hangs whoever opens it. The new password is ordered once it has come."""
+    """A FIFO without a writer hangs whoever opens it as any file. The new password is ordered once it has come."""
     await world.up()
     file, plain = tmp_path / "password", tmp_path / "new"
     plain.touch(mode=0o600)
     plain.write_text("new")
     file.unlink()
     os.mkfifo(file, 0o600)
+    monkeypatch.setattr(endpoint, "open_plain", partial(Path.open, mode="rb"))
     greetings = list[object]()
 
     def ordered() -> object:

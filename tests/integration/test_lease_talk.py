@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import select
 import shutil
@@ -17,6 +18,7 @@ from nodeagent.lease.order import StoreScript, Tls
 from nodeagent.lease.resp import Certificates, Reply, Talk, TalkError
 from nodeagent.osutil.linux import boottime
 from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store import whois
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import StoreLink
 from tests.integration.redis_support import Authority, Server, Yard, frozen, yard
@@ -155,8 +157,9 @@ def until_refused(connection: Callable[[], Talk], why: str) -> None:
 
 
 async def test_certificates_are_read_anew_and_a_disk_that_hangs_is_not_waited_for(
-    servers: Yard, authority: Authority, to: Callable[..., Talk], tmp_path: Path
+    servers: Yard, authority: Authority, to: Callable[..., Talk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(whois, "open_plain", lambda _: io.BytesIO())  # which refuses a FIFO
     cert, key = authority.issue("server", "DNS:localhost")
     port, ca = free_port(), tmp_path / "ca.pem"
     files = [f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {authority.ca}"]
@@ -180,7 +183,10 @@ async def test_certificates_are_read_anew_and_a_disk_that_hangs_is_not_waited_fo
     assert asked(to(place, certificates=certificates)) is not None, "a renewed one needs no restart"
 
 
-def test_two_links_wait_for_the_same_certificates(authority: Authority, tmp_path: Path) -> None:
+def test_two_links_wait_for_the_same_certificates(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whois, "open_plain", lambda _: io.BytesIO())
     ca = tmp_path / "ca.pem"
     os.mkfifo(ca)
     certificates, until = Certificates(), boottime() + BOUND

@@ -146,6 +146,13 @@ def test_a_damaged_file_is_never_guessed_at(make: Make, tmp_path: Path, text: st
     assert file.read_text() == text
 
 
+def test_a_pipe_in_the_place_of_the_file_holds_up_no_start(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "life.json")
+    with pytest.raises(IdentityError, match=r"life\.json is damaged .*it is no regular file.*remove it"):
+        make().take()
+
+
 def test_release_may_be_called_twice(make: Make) -> None:
     identity = make()
     identity.take()

@@ -114,6 +114,13 @@ def test_a_file_that_is_lost_is_made_from_the_record(two: tuple[Node, Node]) -> 
         assert total(two[0]) == 2
 
 
+def test_a_pipe_in_the_place_of_the_file_holds_up_no_start(tmp_path: Path) -> None:
+    node = Node("n1", tmp_path)
+    os.mkfifo(node.path)
+    node.start()
+    assert node.counted == {}
+
+
 def test_entries_that_the_record_no_longer_has_stay_counted(two: tuple[Node, Node]) -> None:
     story = ("n1",) * 6
     two[0].look(generations(*story))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,4 +29,10 @@ def test_a_file_that_nobody_understands_is_an_error_that_names_it(tmp_path: Path
     file = tmp_path / "repairs.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"repairs\.json cannot be read .*: see what was repaired, then remove it"):
+        FileRepairLog(file).load()
+
+
+def test_a_pipe_in_its_place_is_an_error_and_nobody_waits_for_who_writes_to_it(tmp_path: Path) -> None:
+    os.mkfifo(file := tmp_path / "repairs.json")
+    with pytest.raises(ValueError, match=r"repairs\.json cannot be read .*it is no regular file"):
         FileRepairLog(file).load()

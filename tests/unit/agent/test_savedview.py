@@ -322,6 +322,12 @@ async def test_what_cannot_be_written_is_an_error_and_leaves_the_old(tmp_path: P
     assert disk.read() == b"one"
 
 
+def test_nobody_waits_for_who_writes_to_a_pipe_in_its_place(tmp_path: Path) -> None:
+    os.mkfifo(file := tmp_path / "view.saved")
+    with pytest.raises(OSError, match=f"it is no regular file: replace it: '{file}'"):
+        FileDisk(file).read()
+
+
 async def test_a_disk_that_hangs_holds_up_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release, before = threading.Event(), set(threading.enumerate())
     monkeypatch.setattr(savedview, "WRITE_LIMIT", 0.05)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ async def test_a_disk_that_hangs_lets_nobody_in_and_holds_up_nothing_else(
     book = TokenBook(file, complaints.append)
     assert await name(book) == "reads"
     file.unlink()
-    os.mkfifo(file)  # opening it waits for who writes
+    os.mkfifo(file)
+    monkeypatch.setattr(remote, "open_plain", partial(Path.open, mode="rb"))  # waits for who writes
     with monkeypatch.context() as hasty:
         hasty.setattr(remote, "LOOK_LIMIT", 0.1)
         for found in await asyncio.gather(*(name(book) for _ in range(100)), return_exceptions=True):

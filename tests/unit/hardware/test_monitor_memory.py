@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_what_cannot_be_understood_is_an_error(tmp_path: Path, text: str) -> Non
     file = tmp_path / "health.json"
     file.write_text(text)
     with pytest.raises(ValueError):
+        load_memory(file)
+
+
+def test_nobody_waits_for_who_writes_to_a_pipe_in_its_place(tmp_path: Path) -> None:
+    os.mkfifo(file := tmp_path / "health.json")
+    with pytest.raises(OSError, match="it is no regular file"):
         load_memory(file)
 
 

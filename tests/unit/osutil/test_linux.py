@@ -15,6 +15,7 @@ import pytest
 
 from nodeagent.osutil.linux import (
     MARK,
+    NotPlainError,
     ReplacedFile,
     can_refuse_descriptors,
     has_mark,
@@ -22,6 +23,7 @@ from nodeagent.osutil.linux import (
     keep_damaged,
     kill_marked,
     marked,
+    open_plain,
     peer_credentials,
     proc_stat,
     refuse_descriptors,
@@ -61,6 +63,21 @@ def test_what_takes_only_a_part_is_an_error_and_leaves_the_file_as_it_was(tmp_pa
     assert (done.stdout.strip(), done.stderr) == ("OSError", "")
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file], "no draft takes what room is left"
+
+
+def test_who_reads_a_file_never_waits_for_one_who_writes(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("text")
+    (link := tmp_path / "link").symlink_to(file)
+    with open_plain(link) as opened:
+        assert opened.read() == b"text"
+    os.mkfifo(fifo := tmp_path / "fifo")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for path in (fifo, tmp_path):
+        with pytest.raises(NotPlainError, match=f"it is no regular file: replace it: '{path}'"):
+            open_plain(path)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    with pytest.raises(FileNotFoundError):
+        open_plain(tmp_path / "none")
 
 
 def test_the_newest_damaged_file_outlives_its_replacement(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -30,8 +31,10 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fifo(file: Path) -> Iterator[Path]:
-    """Where to put a file that hangs; in the end nobody waits for it any more."""
+def fifo(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where to put a file that hangs, as a FIFO does for who opens it as any file; in the end nobody waits for it any
+    more."""
+    monkeypatch.setattr(endpoint, "open_plain", partial(Path.open, mode="rb"))
     yield file
     if file.is_fifo():
         os.close(os.open(file, os.O_RDWR | os.O_NONBLOCK))
@@ -46,6 +49,22 @@ def write(file: Path, text: str, mode: int = 0o600) -> None:
     """Into a FIFO: whoever waits reads this."""
     file.write_text(text)
     file.chmod(mode)
+
+
+@pytest.mark.parametrize("key", ["ca_file", "cert_file", "key_file"])
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(tmp_path: Path, key: str) -> None:
+    """An agent's start waited for who writes to it, for ever and without a word."""
+    os.mkfifo(pipe := tmp_path / "pipe", 0o600)
+    names = r"pipe cannot be read: it is no regular file: replace it"
+    with pytest.raises(AccessError, match=names):
+        StoreEndpoint(RedisConfig(password_file=pipe))
+    sentinel = {"url": "redis+sentinel://h/main", "sentinel": {"password_file": pipe}}
+    with pytest.raises(AccessError, match=names):
+        StoreEndpoint(RedisConfig.model_validate(sentinel))
+    files = {"cert_file": Path(__file__)} if key == "key_file" else {}
+    tls = RedisConfig.model_validate({"url": "rediss://h", "tls": {**files, key: pipe}})
+    with pytest.raises(AccessError, match=r"pipe: no cert.*it is no regular file.*check the files in redis.tls"):
+        StoreEndpoint(tls)
 
 
 async def test_a_new_password_is_read_when_it_is_renewed(file: Path) -> None:

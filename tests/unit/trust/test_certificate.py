@@ -80,7 +80,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         ({"cert": cert, "key": pipe}, "cannot be used: its key .*pipe: it is"),
         ({"cert": cert, "key": key, "client_ca": pipe}, "the CA .*pipe cannot be used: it is"),
     ):
-        with pytest.raises(CertificateError, match=f"{named} no plain file"):
+        with pytest.raises(CertificateError, match=f"{named} no regular file: replace it"):
             configured(ApiTlsConfig.model_validate(tls))
     with pytest.raises(CertificateError, match=r"cannot be used: its key .*key.pem2: No such file"):
         configured(ApiTlsConfig(cert=cert, key=tmp_path / "key.pem2"))

@@ -120,8 +120,10 @@ def test_without_a_file_it_says_how_to_make_one(tmp_path: Path) -> None:
     path = tmp_path / "cluster.key"
     with pytest.raises(KeyFileError, match=f"nodeagent keygen {path}` on one node, and copy it to every node"):
         ClusterKey.load(path)
-    with pytest.raises(KeyFileError, match="cannot be read: Is a directory"):
-        ClusterKey.load(tmp_path)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for none in (tmp_path, pipe):
+        with pytest.raises(KeyFileError, match=f"{none} cannot be read: it is no regular file: replace it"):
+            ClusterKey.load(none)
 
 
 def test_a_signature_counts_for_its_key_purpose_and_bytes_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -61,6 +62,12 @@ def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
         assert logs[0]["log_level"] == "error"
         assert logs[0]["file"] == str(path)
         assert Path(logs[0]["damaged_copy"]).read_text() == text
+    path.unlink()
+    os.mkfifo(path)
+    with capture_logs() as logs:
+        assert FileLedger(path).load() == Remembered()
+    assert f"it is no regular file: replace it: '{path}'" in logs[0]["why"]
+    assert Path(logs[0]["damaged_copy"]).is_fifo()
 
 
 async def test_one_that_cannot_be_read_now_is_not_empty(tmp_path: Path) -> None:
