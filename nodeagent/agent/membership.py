@@ -18,7 +18,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.otherstore import FindPeer
 from nodeagent.agent.pace import BeatRoom, look_period
-from nodeagent.agent.recovery import Known, offer
+from nodeagent.agent.recovery import Known, OfferLog, offer
 from nodeagent.agent.room import differ_in_texts_only
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -156,6 +156,7 @@ class Membership:
         self._held_until = 0.0
         """When the other life's lease would have ended, as of the first refusal."""
         self._log = structlog.get_logger("lease").bind(node=self.node)
+        self._offers = OfferLog(self.node, self._clock)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -214,7 +215,7 @@ class Membership:
             return
         ms, promised = millis(self.regroup), await self._host.promised([job.uid for job in known.jobs])
         try:
-            await offer(self._store, known, self._timing, self.node, regroup=ms, promised=promised)
+            await offer(self._store, known, self._timing, self.node, self._offers, regroup=ms, promised=promised)
         except StoreRefusedError as refusal:
             if refusal.code != "foreign":
                 raise
@@ -323,7 +324,8 @@ class Membership:
         """What is in memory; the era that the store is in then."""
         known = self._snapshot.known(self._clock.now())
         try:
-            return await offer(self._store, known, self._timing, self.node, regroup=millis(self.regroup))
+            ms = millis(self.regroup)
+            return await offer(self._store, known, self._timing, self.node, self._offers, regroup=ms)
         except StoreRefusedError as refusal:
             if refusal.code == "foreign":
                 self.joined, self.lost, self.reason = False, True, str(refusal)

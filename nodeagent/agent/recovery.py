@@ -20,6 +20,7 @@ from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
+from nodeagent.osutil.clock import Clock
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
@@ -34,9 +35,29 @@ FAR, FAR_SERVED = 9 * 10**14, 9 * 10**12
 BELIEVED = 1000
 """Most generations in the moment that a record on the disk is old."""
 
+LOGGED_AGAIN = 60.0
+"""Seconds until the log says again that the store is given the very same."""
+
+
+class OfferLog:
+    """What the log says of one agent's offers: a node that may not join yet makes the same one with each try."""
+
+    def __init__(self, node: str, clock: Clock) -> None:
+        self._clock = clock
+        self._log = structlog.get_logger("recovery").bind(node=node)
+        self._last: Mapping[str, int] = {}
+        self._until = 0.0
+
+    def restoring(self, **what: int) -> None:
+        """Once, and again with other numbers or a while later."""
+        now = self._clock.now()
+        if what != self._last or now >= self._until:
+            self._last, self._until = what, now + LOGGED_AGAIN
+            self._log.warning("restoring the store", **what)
+
 
 async def offer(
-    store: Store, known: Known, timing: Timing, node: str, *,
+    store: Store, known: Known, timing: Timing, node: str, log: OfferLog, *,
     regroup: int, promised: Mapping[str, int] | None = None,
 ) -> str:  # fmt: skip
     """Offer what the store lacks; ``regroup`` in ms (``StoreCopy``). With a view from the disk goes what generations
@@ -70,9 +91,7 @@ async def offer(
         shared = [record for record in shared if record.rev > reply.known]
         usage = [day for day in known.usage if day.rev > reply.known and reply.recovering]
     if nodes or jobs or shared or usage:
-        structlog.get_logger("recovery").warning(
-            "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev
-        )
+        log.restoring(jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev)
     for last, page in pages([*shared, *nodes, *usage, *jobs]):
         reply = await store.restore(
             header.model_copy(

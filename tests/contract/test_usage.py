@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import pytest
 
-from nodeagent.agent.recovery import Known, offer
+from nodeagent.agent.recovery import Known, OfferLog, offer
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.pod import Stall
 from nodeagent.model.usage import OTHERS, ROWS_KEPT, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.store import client
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import FAST, Bench, HereBench, RedisBench, generation
@@ -438,7 +439,7 @@ async def test_an_emptied_store_gets_it_back(bench: Bench) -> None:
     assert known.usage
     await bench.put_back(None)
     for node in ("n1", "n2"):
-        await offer(bench.store, known, FAST, node, regroup=0)
+        await offer(bench.store, known, FAST, node, OfferLog(node, SystemClock()), regroup=0)
         await bench.join(node)
     await bench.recovered("n1")
     again = await bench.beat("n2")
@@ -465,7 +466,7 @@ async def test_a_job_that_comes_back_late_has_used_its_devices_until_its_node_wa
     await bench.put_back(kept)
     await bench.recovered("n2")
     await bench.age(60_000)
-    await offer(bench.store, known, FAST, "n1", regroup=0)
+    await offer(bench.store, known, FAST, "n1", OfferLog("n1", SystemClock()), regroup=0)
     job = await bench.job("u1", "n2")
     assert job.phase == "holding"
     assert (held(job).slots, used(job).slot_ms) == (0, 2 * (reply.served - begun))

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.otherstore import Look
-from nodeagent.agent.recovery import Known
+from nodeagent.agent.recovery import LOGGED_AGAIN, Known
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
 from nodeagent.lease.statefiles import Pulse
@@ -527,6 +528,29 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
     await lease.beat()
     await lease.join()
     assert lease.from_disk is None
+
+
+async def test_the_log_says_once_what_each_try_to_join_gives_the_store(tmp_path: Path) -> None:
+    """It said so some times a second, for as long as the store waited for others."""
+    clock, lines = Clock(), list[int]()
+    server, kept = Server(clock.now), await kept_by_another_process()
+    lease = make_lease(tmp_path, clock, HereStore(server), "reborn")
+
+    async def tries() -> int:
+        with capture_logs() as logs:
+            for _ in range(3):
+                with pytest.raises(StoreRefusedError):
+                    await lease.join()
+                server.restart(keep_data=False)
+        lines.extend(log["jobs"] for log in logs if log["event"] == "restoring the store")
+        return len(lines)
+
+    lease.from_disk, lease.regroup = kept, 1000.0
+    assert await tries() == await tries() == 1
+    lease.from_disk = replace(kept, jobs=kept.jobs[:1])
+    assert (await tries(), lines) == (2, [2, 1])
+    clock.at += LOGGED_AGAIN
+    assert (await tries(), lines) == (3, [2, 1, 1])
 
 
 @pytest.mark.parametrize("other", ["", "version", "era"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from nodeagent.agent.recovery import FAR, FAR_SERVED, PAGE, offer
+from nodeagent.agent.recovery import FAR, FAR_SERVED, PAGE, OfferLog, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.window import Windows
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.store.messages import PAGE_BYTES, Restored, StoreCopy
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, refused
@@ -15,6 +16,7 @@ from tests.contract.usual import META
 from tests.inprocess.server import HereStore, Server
 
 JOBS = PAGE + 30
+LOG = OfferLog("n1", SystemClock())
 
 
 class Counting(HereStore):
@@ -47,7 +49,7 @@ class Scene:
 
     async def offer(self, snapshot: Snapshot) -> str:
         self.store.offers.clear()
-        return await offer(self.store, snapshot.known(0.0), FAST, "n1", regroup=60_000)
+        return await offer(self.store, snapshot.known(0.0), FAST, "n1", LOG, regroup=60_000)
 
 
 async def test_a_view_goes_in_bounded_pages_and_only_once() -> None:
@@ -142,7 +144,7 @@ async def test_other_refusals_are_the_callers() -> None:
     await scene.bench.up("n1")
     snapshot = await scene.read()
     other = FAST.model_copy(update={"lease": 7.0})
-    await refused("timing", offer(scene.store, snapshot.known(0.0), other, "n1", regroup=60_000))
+    await refused("timing", offer(scene.store, snapshot.known(0.0), other, "n1", LOG, regroup=60_000))
 
 
 async def test_a_view_that_is_not_complete_gives_what_it_has() -> None:
