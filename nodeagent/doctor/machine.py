@@ -75,6 +75,8 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
     """One inspection; blocks if a disk does."""
     watched = config.health is not None or config.node.gpus not in ("none", ())
     running, root, dirs = gpus is not None, os.geteuid() == 0, config.dirs
+    auto = config.node.gpus == "auto"
+    given_up = _given_up(dirs.state) if auto else frozenset()
     shm = _disk(Path("/dev/shm"))
     certificate = config.api.tls.cert if config.api.listen != OFF else None
     left, unknown = certificate_left(certificate) if certificate is not None else (None, "")
@@ -92,8 +94,11 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         # A shell's limit says nothing about a unit's limit.
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
-        gpus_missed=gpus == 0 and config.node.gpus == "auto" and _has_driver(),
-        undriven=_undriven() if config.node.gpus == "auto" and not (running and config.health) else (),
+        gpus_missed=gpus == 0 and auto and _has_driver() and not (given_up and given_up.issuperset(_installed())),
+        undriven=tuple(slot for slot in _undriven() if slot not in given_up)
+        if auto and not (running and config.health)
+        else (),
+        given_up=tuple(sorted(given_up)),
         hardware_missing=hardware_missing() if watched else "",
         address=address,
         address_problem=_address_problem(address) if address else "",
@@ -145,11 +150,28 @@ def _has_driver() -> bool:
 
 def _undriven() -> tuple[str, ...]:
     """Where there are NVIDIA's GPUs without its driver, as far as this installation can see."""
-    if hardware_missing() or _has_driver():
+    return () if _has_driver() else _installed()
+
+
+def _installed() -> tuple[str, ...]:
+    """NVIDIA's GPUs, likewise."""
+    if hardware_missing():
         return ()
     from nodeagent.hardware.discovery import installed_slots
 
     return installed_slots()
+
+
+def _given_up(state: Path) -> frozenset[str]:
+    """Those that the node does without by a person's word, as far as this user may read that."""
+    if hardware_missing():
+        return frozenset()
+    from nodeagent.hardware.monitor import FILE, load_memory
+
+    try:
+        return frozenset(load_memory(state / FILE).renounced)
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def _needed() -> tuple[str, ...]:

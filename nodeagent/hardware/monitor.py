@@ -77,6 +77,8 @@ NAMED = 3
 KERNEL = "kernel"
 """Of the two sources of Xids the one that anybody could try to write to."""
 VERSION = 1
+FILE = "health.json"
+"""In the ``state`` folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Monitor:
         checked: bool = False,
     ) -> None:
         """``checked``: a device that was repaired is verified by work before its probation begins."""
-        self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
+        self._machine, self._file, self._clock, self._policy = machine, state / FILE, clock, policy
         self._changed, self._own, self._checked = changed, own, checked
         self._log = structlog.get_logger("health")
         saved = self._read()
@@ -531,6 +533,7 @@ class Monitor:
             gone = {uuid for uuid in replaced if not self._machine.names(uuid)}
             self._known = (*(uuid for uuid in self._known if uuid not in gone), *fresh)
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            self._renounced -= {gpu.pci for gpu in every}
             if gone:
                 self._take(forgotten(self._memory, gone))
             if any(gpu.uuid not in read for gpu in self._gpus):

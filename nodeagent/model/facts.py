@@ -64,6 +64,8 @@ class HostFacts(Record):
     """There is an NVIDIA driver, but the agent offers no GPU though it looked for GPUs."""
     undriven: tuple[str, ...] = ()
     """PCI addresses of NVIDIA's GPUs that no driver reads, where no agent reports that."""
+    given_up: tuple[str, ...] = ()
+    """PCI addresses of GPUs of which a person said that the node does without them."""
     hardware_missing: str = ""
     """Why nothing watches the hardware though the config has it watched; empty if it can be."""
     address: str = ""

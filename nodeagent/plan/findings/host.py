@@ -178,6 +178,11 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
             f"NVIDIA GPUs are installed ({some(facts.undriven)}), but their driver is not loaded: none is offered",
             "install or load it, until nvidia-smi lists them; or `gpus: none` below `node`, where that is meant",
         )
+    if facts.given_up:
+        what = (
+            f"GPUs were acknowledged as gone (`nodeagentctl health ack`), and none misses them: {some(facts.given_up)}"
+        )
+        yield Finding(severity="info", what=what, fix="nothing; one that nvidia-smi lists again is offered again")
 
 
 def _hardware(facts: HostFacts) -> Iterator[Finding]:

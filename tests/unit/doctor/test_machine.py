@@ -18,6 +18,7 @@ import pytest
 
 from nodeagent.doctor.machine import NEEDED, Looker, _taken, clock_rate, closed, look_at, look_at_folder, rate_of
 from nodeagent.hardware import discovery
+from nodeagent.hardware.monitor import FILE, SavedHealth, save_memory
 from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.trust.certificate import certificate_digest, fingerprint
@@ -100,6 +101,31 @@ def test_gpus_without_a_driver_where_no_agent_reports_them(tmp_path: Path, monke
     assert undriven(None, node={"gpus": "none"}) == undriven(None, node={"gpus": ["GPU-a"]}) == ()
     monkeypatch.setattr(discovery, "SIGNS", (tmp_path,))
     assert undriven(None) == ()
+
+
+def test_gpus_that_were_acknowledged_as_gone_are_missed_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were reported as before wherever no agent ran."""
+    slots = ("0000:3b:00", "0000:5e:00")
+    monkeypatch.setattr(discovery, "installed_slots", lambda: slots)
+    monkeypatch.setattr(discovery, "SIGNS", ())
+    here = config(tmp_path)
+
+    def look(gpus: int | None, *gone: str) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        save_memory(here.dirs.state / FILE, SavedHealth(renounced=gone))
+        facts = look_at(here, "n1", "", gpus)
+        return facts.gpus_missed, facts.undriven, facts.given_up
+
+    here.dirs.state.mkdir(parents=True)
+    assert look(None, slots[0]) == (False, slots[1:], slots[:1])
+    assert look(None, *slots) == (False, (), slots)
+    monkeypatch.setattr(discovery, "SIGNS", (tmp_path,))
+    assert look(0) == (True, (), ())
+    assert look(0, slots[0]) == (True, (), slots[:1]), "and the other one?"
+    assert look(0, *slots) == (False, (), slots)
+    (here.dirs.state / FILE).write_text("?")
+    assert look_at(here, "n1", "", 0).given_up == ()
 
 
 def test_ports_that_somebody_listens_on_are_counted(tmp_path: Path) -> None:

@@ -16,7 +16,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, VERSION, Machine, Monitor, OwnWork, SavedHealth, load_memory, save_memory
+from nodeagent.hardware.monitor import (
+    FILE,
+    VERIFY,
+    VERSION,
+    Machine,
+    Monitor,
+    OwnWork,
+    SavedHealth,
+    load_memory,
+    save_memory,
+)
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes.process import NotUnderstoodError
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
@@ -333,6 +343,11 @@ async def test_nor_is_one_that_the_driver_does_not_list_any_more(tmp_path: Path)
     dead.monitor.acknowledge("GPU-a", None)
     dead.later(1)
     assert (dead.found, unlisted(dead)) == ([], []), "it is still on the bus"
+    await dead.monitor.save()
+    assert load_memory(tmp_path / FILE).renounced == (BUS["GPU-a"],)
+    dead.read("GPU-a")
+    await dead.monitor.save()
+    assert load_memory(tmp_path / FILE).renounced == (), "it is there again"
 
 
 async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"memlock": 65536}, "warning", "lock 64 KiB", "LimitMEMLOCK=infinity"),
     ({"gpus_missed": True}, "warning", "found no GPU", "nvidia-smi"),
     ({"undriven": ("0000:3b:00",)}, "warning", "installed (0000:3b:00), but their driver is not loaded", "gpus: none"),
+    ({"given_up": ("0000:3b:00",)}, "info", "acknowledged as gone (`nodeagentctl health ack`)", "offered again"),
     ({"hardware_missing": "gone"}, "warning", "hardware is not watched, and no GPU is offered: gone", "health: off"),
     ({"runtimes": ()}, "info", "neither podman nor apptainer is installed", "podman catatonit"),
     ({"runtimes": ("podman",), "podman_lacks": ("catatonit",)}, "warning", "no catatonit", "install catatonit"),
