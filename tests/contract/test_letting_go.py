@@ -100,6 +100,11 @@ async def test_a_member_that_stands_still_is_let_go_if_its_gang_may_wait_for_it(
     assert (await bench.job()).rev == job.rev
 
 
+async def let_go_events(bench: Bench) -> list[tuple[str, int | None]]:
+    events = await bench.store.events("0-0", 500)
+    return [(event.node, event.generation) for event in events if event.kind == "NodeLetGo"]
+
+
 async def test_it_is_a_holder_of_the_next_generation_until_it_lets_go_again(bench: Bench) -> None:
     """What has let go once is no proof that no agent has started it since: the gang waits for the node as for any."""
     await bench.up("n1", "n2", "n3")
@@ -114,6 +119,10 @@ async def test_it_is_a_holder_of_the_next_generation_until_it_lets_go_again(benc
     await bench.let_go("n1", job.uid, 1)
     job = await bench.store.activate(job.uid, generation(job).token)
     assert generation(job).state == "active"
+    assert await let_go_events(bench) == [("n1", 1)], "it is said once of one generation"
+    job = await bench.propose(job, "n3", failsafe_members={})
+    await bench.let_go("n2", job.uid, generation(job).number - 1)
+    assert await let_go_events(bench) == [("n1", 1), ("n2", 2)]
 
 
 async def test_what_it_has_reported_itself_stands(bench: Bench) -> None:

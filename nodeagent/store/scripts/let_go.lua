@@ -38,6 +38,7 @@ local holder = job['holder:' .. A.node]
 if not holder or cjson.decode(holder).life ~= A.life then -- it has let go
   return done
 end
+local known = string.find(job['last:' .. A.node] or '', text, 1, true) -- it let go as a member, and that is in the log
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then -- who judges waits for its word
   answered('last')
   job['silent:' .. A.node] = nil
@@ -50,4 +51,4 @@ elseif job['failsafe_member:' .. A.node] then
 end
 rebook(job, { [A.node] = true })
 settle(job, next(entries(job, 'holder')))
-return noted()
+return known and done or noted()
