@@ -108,13 +108,14 @@ class NodeHealth:
 
 def machine(config: AgentConfig, health: HealthConfig, facts: NodeFacts) -> Machine:
     """What there is to look at: the driver is asked where there is one, or where the config says so. What is in the
-    slots is looked up where no driver has listed a GPU."""
+    slots stands for GPUs that no driver has listed, whichever these are."""
     gpus = config.node.gpus
     named = None if gpus == "auto" else () if gpus == "none" else gpus
     interface = config.node.data_interface
+    models = installed_slots() if gpus == "auto" else {}
     return Machine(
         boot=facts.boot_id, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
-        slots=installed_slots() if gpus == "auto" and not facts.gpus else (),
+        slots=tuple(models)[len(facts.gpus) :], models=models,
         interfaces=(interface,) if interface else (), plugins=installed() if config.node.gpus == "auto" else (),
         checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip

@@ -159,7 +159,7 @@ def _installed() -> tuple[str, ...]:
         return ()
     from nodeagent.hardware.discovery import installed_slots
 
-    return installed_slots()
+    return tuple(installed_slots())
 
 
 def _given_up(state: Path) -> frozenset[str]:

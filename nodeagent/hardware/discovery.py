@@ -46,31 +46,33 @@ def asked_for_gpus(config: AgentConfig) -> bool:
     return config.node.gpus == "auto" and any(sign.exists() for sign in SIGNS)
 
 
-def installed_slots() -> tuple[str, ...]:
-    """PCI addresses (``0000:3b:00``) of the GPUs that are this machine's own; none in a container, which sees those of
-    its host, whoever has them."""
-    return () if in_container() else on_the_bus(Path("/sys"))
+def installed_slots() -> Mapping[str, str]:
+    """PCI address (``0000:3b:00``) to model of the GPUs that are this machine's own; none in a container, which sees
+    those of its host, whoever has them."""
+    return {} if in_container() else on_the_bus(Path("/sys"))
 
 
-def on_the_bus(sysfs: Path) -> tuple[str, ...]:
-    """PCI addresses of NVIDIA's GPUs that its driver has or could have: the kernel lists them without any. Not those
-    that another driver has: a virtual machine's (vfio-pci), or nouveau's that may have a display."""
+def on_the_bus(sysfs: Path) -> Mapping[str, str]:
+    """PCI address to model of NVIDIA's GPUs that its driver has or could have: the kernel lists them without any. Not
+    those that another driver has: a virtual machine's (vfio-pci), or nouveau's that may have a display."""
     try:
         devices = sorted((sysfs / "bus/pci/devices").iterdir())
     except OSError:  # a machine without PCI
-        return ()
-    return tuple(device.name.partition(".")[0] for device in devices if _is_own_gpu(device))
+        return {}
+    return {device.name.partition(".")[0]: model for device in devices if (model := _own_gpu(device))}
 
 
-def _is_own_gpu(device: Path) -> bool:
+def _own_gpu(device: Path) -> str:
+    """Its model (``0x2335``); empty if it is none."""
     try:
         if (device / "vendor").read_text().strip() != _NVIDIA or (device / "physfn").exists():  # a slice of another
-            return False
-        kind, link = (device / "class").read_text()[:6], device / "driver"
+            return ""
+        kind, link, model = (device / "class").read_text()[:6], device / "driver", (device / "device").read_text()
         driver = link.readlink().name if link.is_symlink() else "nvidia"
     except OSError:  # taken out just now
-        return False
-    return kind in (_VGA, _3D) and (driver == "nvidia" or (driver, kind) == ("nouveau", _3D))
+        return ""
+    own = kind in (_VGA, _3D) and (driver == "nvidia" or (driver, kind) == ("nouveau", _3D))
+    return model.strip() if own else ""
 
 
 async def find_gpus(

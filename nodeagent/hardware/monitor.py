@@ -45,6 +45,7 @@ from nodeagent.hardware.judging.rules import (
     PORT,
     REPLAY_WINDOW,
     UNFIT,
+    UNLISTED,
     Rule,
     check_rule,
 )
@@ -114,7 +115,9 @@ class Machine:
     configured: Sequence[str] | None = None
     """UUIDs that the config names: no other GPU of the machine is this node's business. None: every one is."""
     slots: Sequence[str] = ()
-    """PCI addresses of the GPUs that are installed, where no driver listed one at the start."""
+    """PCI addresses of GPUs that are installed, as many as no driver listed at the start."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """PCI address to model of each GPU that is installed."""
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
@@ -254,6 +257,20 @@ class Monitor:
         return () if self._known else tuple(slot for slot in self._machine.slots if slot not in self._renounced)
 
     @property
+    def _slots(self) -> Mapping[str, bool]:
+        """Whether the driver lists the GPU at a PCI address, for each that is installed and of the very model of one
+        that it lists: of others it may know nothing. Without those that are missed by their names. Until it answers,
+        it lists what it did before."""
+        known = {bus for bus, uuid in self._buses.items() if uuid in self._known}
+        listed = known if self._gpus is None else {gpu.pci for gpu in self._gpus}
+        models, missed = {self._machine.models.get(pci) for pci in listed}, known - listed
+        return {
+            slot: slot in listed
+            for slot, model in self._machine.models.items()
+            if "" not in listed and model in models and slot not in missed and slot not in self._renounced
+        }
+
+    @property
     def asks_the_driver(self) -> bool:
         return self._gpu_probe in self._probes and not self._gpu_probe.absent
 
@@ -300,6 +317,9 @@ class Monitor:
             self._known = tuple(uuid for uuid in self._known if uuid not in gone or self._machine.names(uuid))
             self._renounced |= {bus for bus, uuid in self._buses.items() if uuid in gone}
             memory = forgotten(memory, gone)
+        if rule in (None, UNLISTED.id) and any((v.rule, v.device) == (UNLISTED.id, device) for v in memory.verdicts):
+            self._renounced |= {device}
+            memory = forgotten(memory, {device})
         lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
         if lost and rule in (None, ACCELERATOR_MISSING.id):
             for vendor in self._vendors:
@@ -354,6 +374,7 @@ class Monitor:
         kinds = (
             (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]),
             (NVML_BROKEN, [Gpu(uuid=slot, index=0) for slot in self._undriven]),
+            (UNLISTED, [Gpu(uuid=slot, index=0) for slot, there in self._slots.items() if not there]),
             (ACCELERATOR_MISSING, others),
         )
         ignored = self._policy.off | self._policy.dry_run
@@ -421,6 +442,7 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
+            slots=tuple(self._slots),
             probes=tuple(
                 self._gpu_reading if probe is self._gpu_probe else probe.reading
                 for probe in self._probes if not probe.absent

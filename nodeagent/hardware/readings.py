@@ -173,6 +173,8 @@ class Readings:
     """None: the driver has not answered."""
     expected: tuple[str, ...] = ()
     """UUIDs seen once, in this boot or an earlier one, or named in the config."""
+    slots: tuple[str, ...] = ()
+    """PCI addresses at which there is a GPU that the driver can list."""
     events: tuple[DeviceEvent, ...] = ()
     """Those since the last readings."""
     host: HostReading | None = None

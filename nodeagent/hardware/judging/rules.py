@@ -212,6 +212,9 @@ COMMON_RULES = tuple(one for one in GPU_RULES if not one.rule.id.startswith("nvm
 
 MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count",
                after=10.0)  # fmt: skip
+UNLISTED = Rule("nvml.unlisted", "unknown", "diagnose", "reading",
+                "a GPU is in its slot, and the driver tells nothing of it", "NVML and the PCI bus",
+                after=10.0)  # fmt: skip
 REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a working link has",
                "DCGM: bit error rate 1e-12")  # fmt: skip
 FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
@@ -272,7 +275,8 @@ CLOCK = Rule("host.clock", "info", "none", "reading", "nothing keeps the machine
              after=900.0)  # fmt: skip
 
 OF_ONE_START = frozenset({
-    NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id, ACCELERATOR_SILENT.id, ACCELERATOR_PROBLEM.id,
+    UNLISTED.id, NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id, ACCELERATOR_SILENT.id,
+    ACCELERATOR_PROBLEM.id,
 })  # fmt: skip
 """What they say is of a probe of this start of the agent: the next start has another, and knows nothing of it yet."""
 
@@ -281,8 +285,8 @@ TAKEN = frozenset({FOREIGN.id, LEFT.id})
 
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
-    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
-    PORT, FLAP, FABRIC_MANAGER, UNMANAGED, IMEX, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
+    MISSING, UNLISTED, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN,
+    KERNEL_LOG, PORT, FLAP, FABRIC_MANAGER, UNMANAGED, IMEX, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
     ACCELERATOR_SILENT, ACCELERATOR_PROBLEM, ACCELERATOR_MISSING, ACCELERATOR_UNREADABLE,
 )  # fmt: skip
 
@@ -319,6 +323,10 @@ def looks(
         present = {g.uuid for g in now.gpus}
         for uuid in now.expected:
             yield DeviceLook(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
+        listed = {g.pci for g in now.gpus}
+        for slot in now.slots:
+            raw = f"{slot} is on the PCI bus, and not among the {len(present)} GPUs that NVML lists"
+            yield DeviceLook(UNLISTED, slot, slot not in listed, raw)
     for accelerator in now.accelerators:
         yield from _accelerator(accelerator, now.working, ours, declared)
     for check in now.checks:

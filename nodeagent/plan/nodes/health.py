@@ -23,7 +23,7 @@ WINDOW = 600.0
 WINDOW_MS = millis(WINDOW)
 ONE_IN = 10
 """Of so many nodes one may become unfit within the window; at least one always may."""
-NO_DRIVER = "probe.nvml.broken"
+NO_DRIVER, UNLISTED = "probe.nvml.broken", "nvml.unlisted"
 """NVIDIA's driver is not there, or answers nobody."""
 APP_REPEATS = "xid.app.repeats"
 """Application errors that come back on one GPU: on GPUs of several nodes they are the application's after all."""
@@ -232,6 +232,12 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
                 f"on {node.facts.hostname}: nvidia-smi -q, then install or load the driver, or reboot; to do without "
                 "GPUs: gpus: none below node in its config, or, if no driver is loaded, "
                 f"nodeagentctl health ack {node.id}"
+            )
+        if verdict.rule == UNLISTED:
+            return (
+                f"on {node.facts.hostname}: compare nvidia-smi -L with lspci -d 10de:, see why in dmesg (NVRM), then "
+                f"reboot or have the card looked at; to do without it: nodeagentctl health ack {node.id} "
+                f"--gpu {verdict.device}"
             )
         if verdict.action == "diagnose":
             return f"on {node.facts.hostname}: nvidia-smi -q"

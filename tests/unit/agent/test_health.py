@@ -106,6 +106,7 @@ def test_a_machine_that_was_never_seen_before_without_its_driver_is_none_without
         (bus / address).mkdir(parents=True)
         (bus / address / "vendor").write_text(f"{vendor}\n")
         (bus / address / "class").write_text("0x030200\n")
+        (bus / address / "device").write_text("0x2335\n")
         if driver:
             (bus / address / "driver").symlink_to(tmp_path / driver)
             (tmp_path / driver).mkdir()
@@ -132,3 +133,9 @@ def test_a_machine_that_was_never_seen_before_without_its_driver_is_none_without
     with_driver = facts("now", "GPU-a")
     (gpu,) = node_health(tmp_path / "driven", with_driver).facts()["gpus"]
     assert (gpu.uuid, gpu.healthy) == ("GPU-a", True), "it is not counted twice"
+    plug("0000:5e:00.0")
+    one_of_two = node_health(tmp_path / "two", with_driver)
+    why = "has 1 free GPUs, 2 needed (GPU 1: its driver has not listed it yet)"
+    assert offered(one_of_two) == why, "whichever that is"
+    one_of_two.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "pci": "0000:3b:00"}]})
+    assert offered(one_of_two) == why

@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from errno import ENOENT
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -52,10 +53,10 @@ class Watched:
     def __init__(
         self, folder: Path, *, configured: tuple[str, ...] | None = None, gpus: bool = True, checked: bool = False,
         boot: str = "boot", plugins: tuple[Plugin, ...] = (), own: OwnWork | None = None, slots: tuple[str, ...] = (),
-        **policy: Any,
+        models: Mapping[str, str] = MappingProxyType({}), **policy: Any,
     ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
-        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins, slots=slots)
+        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins, slots=slots, models=models)
         self.monitor = Monitor(
             machine,
             folder,
@@ -348,6 +349,74 @@ async def test_nor_is_one_that_the_driver_does_not_list_any_more(tmp_path: Path)
     dead.read("GPU-a")
     await dead.monitor.save()
     assert load_memory(tmp_path / FILE).renounced == (), "it is there again"
+
+
+H200S = dict.fromkeys(SLOTS, "0x2335")
+
+
+async def test_a_new_machine_whose_driver_lists_fewer_gpus_than_it_has_is_no_sound_one_with_fewer(
+    tmp_path: Path,
+) -> None:
+    one = Watched(tmp_path, models=H200S)
+    assert unlisted(one) == [], "the driver has not answered"
+    one.read("GPU-a")
+    assert (one.found, unlisted(one)) == ([], [SLOTS[1]]), "the driver may still be finding it"
+    one.later(10)
+    (verdict,) = one.monitor.verdicts
+    assert (verdict.rule, verdict.device, verdict.unknown) == ("nvml.unlisted", SLOTS[1], True)
+    assert verdict.raw == f"{SLOTS[1]} is on the PCI bus, and not among the 1 GPUs that NVML lists"
+    one.read(*UUIDS)
+    assert (one.found, unlisted(one), {*one.monitor.expected}) == ([], [], {*UUIDS})
+    one.read("GPU-a")
+    one.later(10)
+    assert one.found == [("nvml.missing", "GPU-b", "active")], "by its name, once that is known"
+    assert unlisted(one) == ["GPU-b"]
+
+
+async def test_a_gpu_that_the_driver_never_listed_is_given_up_too(tmp_path: Path) -> None:
+    one = Watched(tmp_path, models=H200S)
+    one.read("GPU-a")
+    one.later(10)
+    one.monitor.acknowledge(SLOTS[1], "nvml.missing")
+    assert unlisted(one) == [SLOTS[1]]
+    before = one.changes
+    one.monitor.acknowledge(SLOTS[1], None)
+    assert (one.found, unlisted(one), one.changes) == ([], [], before + 1)
+    await one.monitor.save()
+    again = after_a_boot(tmp_path, models=H200S)
+    again.read("GPU-a")
+    again.later(10)
+    assert (again.found, unlisted(again)) == ([], [])
+
+
+async def test_a_restart_looks_anew_whether_the_driver_lists_a_gpu(tmp_path: Path) -> None:
+    one = Watched(tmp_path, models=H200S)
+    one.read("GPU-a")
+    one.later(10)
+    await one.monitor.save()
+    assert unlisted(after_a_boot(tmp_path, models=H200S)) == ["GPU-a", SLOTS[1]], "it has not answered"
+    again = after_a_boot(tmp_path, models={SLOTS[0]: "0x2335"})
+    again.read("GPU-a")
+    assert again.found == [], "it was taken out"
+
+
+@pytest.mark.parametrize(
+    ("models", "pci", "policy"),
+    [
+        (H200S | {SLOTS[1]: "0x128b"}, SLOTS[0], {}),
+        (H200S, "", {}),
+        ({}, SLOTS[0], {}),
+        (H200S, SLOTS[0], {"off": frozenset({"nvml.unlisted"})}),
+    ],
+    ids=["a card for a display", "the driver does not say where", "a container", "ignored"],
+)
+def test_where_nobody_can_say_that_the_driver_should_list_a_gpu(
+    tmp_path: Path, models: dict[str, str], pci: str, policy: dict[str, Any]
+) -> None:
+    one = Watched(tmp_path, models=models, **policy)
+    one.read("GPU-a", pci=pci)
+    one.later(10)
+    assert (one.found, unlisted(one)) == ([], [])
 
 
 async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:

@@ -399,5 +399,8 @@ def test_a_sites_check_a_driver_that_is_not_there_and_another_vendors_device_ask
     none = next_step(asks("diagnose", severity="unknown", rule="probe.nvml.broken"), node)
     assert none.startswith("on h2: nvidia-smi -q, then install or load the driver, or reboot; to do without GPUs: ")
     assert none.endswith("or, if no driver is loaded, nodeagentctl health ack n2")
+    unlisted = next_step(asks("diagnose", "0000:5e:00", "unknown", "nvml.unlisted"), node)
+    assert unlisted.startswith("on h2: compare nvidia-smi -L with lspci -d 10de:, see why in dmesg (NVRM), then reboot")
+    assert unlisted.endswith("nodeagentctl health ack n2 --gpu 0000:5e:00")
     silent = asks("diagnose", "ascend-a", "unknown", "accelerator.silent")
     assert next_step(silent, node) == "on h2: ask the vendor's own tool"

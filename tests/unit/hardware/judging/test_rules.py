@@ -18,6 +18,7 @@ from nodeagent.osutil.commands import CheckReading
 
 GOOD = GpuReading(
     uuid="GPU-a",
+    pci="0000:3b:00",
     index=0,
     recovery="none",
     ecc=True,
@@ -49,8 +50,8 @@ HOST = HostReading(
 NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
 NPUS = AcceleratorReading("ascend", devices=(NPU,), expected=("ascend-a",))
 ALL_GOOD = Readings(
-    boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel")),
-    accelerators=(NPUS,),
+    boot="b1", gpus=(GOOD,), expected=("GPU-a",), slots=("0000:3b:00",), host=HOST, accelerators=(NPUS,),
+    probes=(ProbeReading("nvml"), ProbeReading("kernel")),
 )  # fmt: skip
 OURS = frozenset({7})
 
@@ -109,6 +110,7 @@ CASES = [
     ("pcie.width", gpu(pcie_width=8, processes=None), gpu(pcie_width=8, processes=())),  # at rest the link saves power
     ("pcie.replays", gpu(pcie_replays=132), gpu(pcie_replays=131)),
     ("nvml.missing", replace(ALL_GOOD, expected=("GPU-a", "GPU-b")), replace(ALL_GOOD, gpus=None, expected=("GPU-b",))),
+    ("nvml.unlisted", gpu(pci="0000:5e:00"), replace(ALL_GOOD, gpus=None)),
     ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),
     ("gpu.shared", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
     ("gpu.leftover", gpu(processes=(), memory_used=(512 << 20) + 1), gpu(processes=(), memory_used=512 << 20)),
@@ -234,7 +236,9 @@ def test_what_all_devices_have_in_common_holds_for_a_plug_ins_too() -> None:
     sick = npus(devices=(replace(NPU, ecc_uncorrected=1, margin=1, processes=((8, 1),), error="sick"),))
     assert set(fired(sick)) == {"memory.ecc", "gpu.hot", "gpu.foreign", "accelerator.unreadable"}
     assert not [
-        look for look in looks(sick, None, 0, OURS) if look.rule.id.startswith("nvml.") and look.device != "GPU-a"
+        look
+        for look in looks(sick, None, 0, OURS)
+        if look.rule.id.startswith("nvml.") and look.device not in ("GPU-a", *ALL_GOOD.slots)
     ]
 
 
