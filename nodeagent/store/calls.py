@@ -89,9 +89,8 @@ class Calls:
             try:
                 found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text, *words)
             except ReplyError as error:
-                if error.is_damage:  # the next call must not fail too; this one has failed all the same
+                if error.is_of_the_step:  # the next call must not fail too; this one has failed all the same
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
-                if error.is_of_the_step:
                     raise StepFailedError(explain(self._commands.address, self._timeout, error)) from error
                 if error.is_forbidden and (commands := load(name).commands(error.line)):
                     raise ReplyError(f"{error}, {' or '.join(commands)} in the step {name}") from error

@@ -36,9 +36,10 @@ that concerns its node. Where the news of many large jobs come at once, this bou
 
 _FORBIDDEN = re.compile(r"\bNOPERM |The user executing the script can't |ACL failure in script: ")
 """In an error of a command, or of a script: its server refuses such a command, or such a key, to this user."""
-_AT_THIS_TIME = re.compile(r"@user_script: *\d+: -[A-Z]+ ")
+_AT_THIS_TIME = re.compile(r"@user_script: *\d+: -[A-Z]+ |user_script:\d+: (?!ERR |WRONGTYPE )[A-Z]{2,} ")
 """In an error of a script: its server refuses such a command at this time. Redis 6.2 puts what newer ones begin with,
-as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c)."""
+as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c); ``attempt`` of
+``_clock.lua`` puts it there, too."""
 _PLACES = re.compile(r"(?<!@)user_script:(\d+)"), re.compile(r"@user_script: *(\d+)")
 """Where an error was raised: by the script for its caller (``attempt`` of ``_clock.lua``), or else by the server."""
 
@@ -64,14 +65,12 @@ class ReplyError(ResponseError):
         return str(self).partition(" ")[0]
 
     @property
-    def is_damage(self) -> bool:
-        """A script met a key of another type, or a value that it cannot read."""
-        return not self.is_forbidden and ("WRONGTYPE" in str(self) or "user_script" in str(self))
-
-    @property
     def is_of_the_step(self) -> bool:
-        """The script itself failed. Any other error, as of a server without memory, would come to each step."""
-        return self.is_damage and self.code in ("ERR", "WRONGTYPE") and not _AT_THIS_TIME.search(str(self))
+        """The script itself failed: it met a key of another type, or a value that it cannot read. Any other error, as
+        of a server without memory, would come to each step, and says nothing about what is in the store."""
+        of_a_script = "WRONGTYPE" in str(self) or "user_script" in str(self)
+        of_now = self.is_forbidden or self.code not in ("ERR", "WRONGTYPE") or _AT_THIS_TIME.search(str(self))
+        return of_a_script and not of_now
 
     @property
     def is_forbidden(self) -> bool:

@@ -18,6 +18,15 @@ from nodeagent.store.wire import Reached, ReplyError
 
 MOST = 32
 """Requests at a time."""
+TEXTS = """local redis = setmetatable({ pcall = function(...)
+  local found = redis.pcall(...)
+  if type(found) == 'table' and found.err then
+    found.err = tostring(found.err)
+  end
+  return found
+end }, { __index = redis })
+"""
+"""Before each script: of an error, fakeredis gives ``redis.pcall`` an object of Python, where a server gives a text."""
 
 
 class FakeLinks:
@@ -48,7 +57,7 @@ class FakeLinks:
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         """A script's reply; the first argument is its key."""
-        return await self._execute(("EVAL", script.source, 1, *arguments))
+        return await self._execute(("EVAL", TEXTS + script.source, 1, *arguments))
 
     async def _execute(self, command: tuple[str | int, ...]) -> Any:
         connection = await self._client.connection_pool.get_connection()  # type: ignore[no-untyped-call]

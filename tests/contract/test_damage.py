@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
 from tests.contract.bench import LASTING, Bench, HereBench, RedisBench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
-from tests.inprocess.data import Data, Word
+from tests.inprocess.data import CommandError, Data, Word
 from tests.inprocess.server import Server
 
 KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
@@ -446,12 +447,24 @@ async def test_a_recovery_or_an_amnesty_lasts_no_longer_than_one_can(bench: Benc
             await bench.sleep(0.05)
 
 
-@pytest.mark.parametrize("stream", ["events", "events:of:1000", "saves"])
-async def test_a_stream_that_takes_no_later_entry_stops_no_step(bench: Bench, stream: str) -> None:
+LAST = f"{2**64 - 1}-{2**64 - 1}"
+
+
+@pytest.mark.parametrize(
+    ("stream", "top"),
+    [
+        ("events", LAST), ("events:of:1000", LAST), ("saves", LAST), ("events:of:1000", f"{2**63}-0"),
+        ("events", "another type"), ("events:of:1000", "another type"), ("saves", "another type"),
+    ],
+)  # fmt: skip
+async def test_a_stream_that_takes_no_later_entry_stops_no_step(bench: Bench, stream: str, top: str) -> None:
     """Each step that notes an event wrote its change, and failed then: it was done, and answered as if it were not."""
     await bench.up("n1")
-    async with bench.calls.link() as link:
-        await link.ask("XADD", bench.calls.prefix + stream, "MAXLEN", "9", f"{2**64 - 1}-{2**64 - 1}", "e", "")
+    if top == "another type":
+        await bench.spoil(stream)
+    else:
+        async with bench.calls.link() as link:
+            await link.ask("XADD", bench.calls.prefix + stream, "MAXLEN", "9", top, "e", "")
     job = await bench.submit("u1", request="r1")
     assert await bench.submit("u1", request="r1") == job
     view = await read(bench)
@@ -460,6 +473,47 @@ async def test_a_stream_that_takes_no_later_entry_stops_no_step(bench: Bench, st
     async with bench.calls.link() as link:
         [[entry, _]] = await link.ask("XREVRANGE", bench.calls.prefix + stream, "+", "-", "COUNT", "1")
     assert int(entry.partition("-")[0]) < 2**63
+
+
+OF_NOW = (
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+    "NOREPLICAS Not enough good replicas to write.",
+    "READONLY You can't write against a read only replica.",
+    "LOADING Redis is loading the dataset in memory",
+    "NOPERM this user has no permissions to run the command",
+    "ERR Unknown Redis command called from script",
+)
+"""What a server says where it refuses a command that it takes at other times, and where it knows no such command."""
+
+
+@pytest.mark.parametrize("refusal", OF_NOW)
+@pytest.mark.parametrize("command", ["XADD", "HMGET", "ZREVRANGEBYSCORE", "ZUNIONSTORE"])
+async def test_a_command_that_the_server_refuses_shows_no_damage(command: str, refusal: str) -> None:
+    """The step took it for a damaged key, and removed that: all events, ``meta``, who is back after a restart."""
+    clock = [1_000_000.0]
+    bench = HereBench(Server(lambda: clock[0]), clock)
+    data, name = bench.server.data, bench.calls.prefix.__add__
+    await trained(bench)
+    if command == "ZREVRANGEBYSCORE":
+        data.hdel(name("meta"), "served")
+    elif command == "ZUNIONSTORE":  # restarted again, in a recovery that waits for some
+        data.hset(name("meta"), "recover", int(data.hget(name("meta"), "served") or "0") + 1000, "parent", "")
+        data.zadd(name("awaited"), 0, "n2")
+        data.zadd(name("called"), 0, "n3")
+        await bench.restart()
+    before, real = bench.server.kept(), getattr(data, command.lower())
+
+    def refuse(*_: Word) -> Any:
+        raise CommandError(refusal)
+
+    data.watch(command, refuse)
+    with pytest.raises(StoreUnavailableError, match=re.escape(refusal)):
+        await bench.submit("u2", "other")
+    data.watch(command, real)
+    kept = bench.server.kept()
+    assert before.keys() <= kept.keys()
+    assert vars(before[name("events")]) == vars(kept[name("events")])
 
 
 async def test_a_view_with_numbers_from_a_damaged_store_is_not_given_back_as_it_is(bench: Bench) -> None:

@@ -1,11 +1,12 @@
-"""A right is taken away from the store's ACL user: what the server refuses is named, counts as no damage, and removes
-nothing. Real server."""
+"""A right is taken away from the store's ACL user, or the server's memory is full: what the server refuses is named,
+counts as no damage, and removes nothing; what is damaged is made anew. Real server."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -154,3 +155,60 @@ async def test_what_the_server_refuses_is_no_damage(limited: Limited, change: st
     kinds = await limited.bench.kinds()
     assert kinds[0] == "NodeJoined" and "StoreDamaged" not in kinds
     assert await limited.bench.era() == era
+
+
+FULL = r"cannot serve now \(.*OOM command not allowed when used memory > 'maxmemory'"
+
+
+@asynccontextmanager
+async def full(limited: Limited) -> AsyncIterator[None]:
+    """The server's memory is: no script may begin to write."""
+    ballast = f"{limited.prefix}ballast"
+    await limited.raw("SET", ballast, "x" * 2**20)
+    await limited.raw("CONFIG", "SET", "maxmemory", "1mb")
+    try:
+        yield
+    finally:
+        await limited.raw("CONFIG", "SET", "maxmemory", "0")
+        await limited.raw("DEL", ballast)
+
+
+async def test_what_a_full_server_refuses_is_named_and_is_no_damage(limited: Limited) -> None:
+    era = await limited.bench.era()
+    before = set(await limited.keys())
+    async with full(limited):
+        refused = await limited.refusals()
+    assert {"submit", "propose", "forget", "join"} <= refused.keys()
+    assert all(re.search(FULL, text) for text in refused.values()), refused
+    assert before == set(await limited.keys())
+    await limited.theirs.beat("n1")
+    assert "StoreDamaged" not in await limited.bench.kinds()
+    assert await limited.bench.era() == era
+
+
+async def test_a_full_server_forgets_nobody_who_is_back_after_a_restart(limited: Limited) -> None:
+    """It refused ``ZUNIONSTORE``, and took the ``DEL`` behind it, and then all that the script wrote."""
+    meta, called = f"{limited.prefix}meta", f"{limited.prefix}called"
+    served = await limited.raw("HGET", meta, "served")
+    await limited.raw("HSET", meta, "recover", str(int(str(served)) + 60_000), "parent", "")
+    await limited.raw("ZADD", f"{limited.prefix}awaited", "0", "n2")
+    await limited.raw("ZADD", called, "0", "n1")
+    await limited.bench.restart()
+    async with full(limited):
+        with pytest.raises(StoreUnusableError, match=FULL):
+            await limited.theirs.join("n3")
+        assert await limited.raw("ZRANGE", called, "0", "-1") == ["n1"]
+
+
+@pytest.mark.parametrize("top", ["another type", f"{2**63}-0", f"{2**64 - 1}-{2**64 - 1}"])
+async def test_a_stream_that_is_damaged_begins_anew(limited: Limited, top: str) -> None:
+    """With no more rights than agents have."""
+    stream = f"{limited.prefix}events:of:1000"
+    await limited.raw("DEL", stream)
+    words = ("SET", stream, "x") if top == "another type" else ("XADD", stream, top, "e", "")
+    await limited.raw(*words)
+    await limited.theirs.submit("u2", "other", request="r2")
+    entries = await limited.raw("XRANGE", stream, "-", "+")
+    assert isinstance(entries, list)
+    events = [event.id for event in await limited.bench.store.events("0-0", 1000)]
+    assert [entry for entry, _ in entries] == events[-1:]
