@@ -122,6 +122,8 @@ class Membership:
         self.from_disk: Known | None = None
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it, and
         compared with what is read."""
+        self._evicting = ""
+        """The server process that was named last as one that throws keys away."""
         self.regroup = 0.0
         """Seconds for which a store that lost writes waits for others who may know better."""
         self._saved, self._verify, self._find_peer = saved, verify, find_peer
@@ -306,6 +308,12 @@ class Membership:
         if known is None and not self._process.elsewhere(None):
             return
         here = await self._store.identity()
+        if here.evicts and here.process != self._evicting:
+            self._evicting = here.process
+            self._log.error(
+                "the store's server has thrown keys away for want of memory, perhaps this cluster's: jobs may be lost, "
+                "and training may stop: set its maxmemory-policy to noeviction, and a larger maxmemory"
+            )
         if there := self._process.elsewhere(here.era):
             self._refuse_second("this node", there, here)
         if known is None or (self._snapshot.complete and here.began(known.era)):

@@ -147,6 +147,8 @@ class StoreFacts(Record):
     memory_limit: int | None = None
     """maxmemory in bytes; 0: none."""
     memory_used: int | None = None
+    evicted: int | None = None
+    """Keys that the server has thrown away since its start, for want of memory."""
     appendonly: bool | None = None
     append_failed: bool | None = None
     """The last write or rewrite of the append-only file failed."""

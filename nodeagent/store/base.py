@@ -146,6 +146,8 @@ class StoreIdentity:
     """Of its records: which history of them it is; empty if nobody has joined here, or all was lost."""
     place: str
     """By the config, for people."""
+    evicts: bool = False
+    """Its server has thrown keys away since its start, for want of memory."""
 
     def goes_on(self, era: str) -> bool:
         """That era's records are these, as far as this server process knows: it has begun the era itself. What a

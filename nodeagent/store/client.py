@@ -158,9 +158,10 @@ class RedisStore:
 
     async def identity(self) -> StoreIdentity:
         async with self._calls.link() as link:
-            info, (era,) = await link.ask_beside(("INFO",), ("HGET", f"{self._prefix}meta", "era"))
-        process = parse_info(str(info)).get("run_id", "")
-        return StoreIdentity(process, str(era or ""), self._calls.address)  # None: a key of another type
+            text, (era,) = await link.ask_beside(("INFO",), ("HGET", f"{self._prefix}meta", "era"))
+        info, place = parse_info(str(text)), self._calls.address
+        evicts = info.get("evicted_keys", "0") != "0"
+        return StoreIdentity(info.get("run_id", ""), str(era or ""), place, evicts)  # None: a key of another type
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0

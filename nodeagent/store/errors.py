@@ -27,6 +27,10 @@ def strict() -> Iterator[None]:
         ) from error
 
 
+_FULL = "OOM command not allowed"
+"""In an error of a command, or of a script: the server has no memory for it."""
+
+
 class NotReplicatedError(ConnectionError):
     """A step was done, but too few replicas have it."""
 
@@ -56,6 +60,11 @@ def explain(address: str, timeout: float, error: Exception) -> str:
         )
     if isinstance(error, NoPrimaryError):
         return f"{where} cannot be found ({error}): check that the sentinels run and watch that service"
+    if reply and _FULL in str(reply):
+        return (
+            f"{where} cannot serve now ({error}): its memory is full; set a larger maxmemory, with maxmemory-policy "
+            "noeviction, or remove what others keep there"
+        )
     if reply and reply.is_forbidden:
         return (
             f"{where} refused this agent's user a right that it needs ({error}): give it all of docs/config.md, An ACL "

@@ -87,6 +87,7 @@ async def _server(link: StoreLink, timeout: float) -> dict[str, object]:
         "policy": info.get("maxmemory_policy"),
         "memory_limit": _number(info.get("maxmemory")),
         "memory_used": _number(info.get("used_memory")),
+        "evicted": _number(info.get("evicted_keys")),
         "appendonly": None if append is None else append == "1",
         "append_failed": any(state != "ok" for state in states) if states else None,
         "appendfsync": await _setting(link, timeout, "appendfsync"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from nodeagent.plan.findings.store import SUPPORTED, judge
 from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.client import connect
 from nodeagent.store.inspect import PINGS, inspect
+from nodeagent.store.wire import ReplyError
 from tests.contract.bench import FAST
 from tests.integration.redis_support import Yard, ask, frozen, yard
 
@@ -54,6 +57,20 @@ async def test_what_is_advised_repairs_it(servers: Yard) -> None:
         command = fix.partition(" (")[0]
         assert await ask(server, *command.split()) == "OK"
     assert [f for f in judge(await inspect(config, 5.0), FAST) if f.severity == "error"] == []
+
+
+async def test_a_server_that_throws_keys_away_is_named(servers: Yard) -> None:
+    server = await servers.server("maxmemory-policy allkeys-lru")
+    store = connect(server.url, "c", 5.0)
+    assert not (await store.identity()).evicts
+    await ask(server, "SET", "any", "x" * 2**20)
+    await ask(server, "CONFIG", "SET", "maxmemory", "1mb")
+    with suppress(ReplyError):  # where all that it may throw away does not make the room
+        await ask(server, "SET", "any", "x")
+    assert (await store.identity()).evicts
+    await store.close()
+    findings = judge(await inspect(RedisConfig(url=server.url), 5.0), FAST)
+    assert any("jobs and leases away (keys so far: 1)" in finding.what for finding in findings)
 
 
 async def test_a_server_that_does_not_answer_takes_no_longer_than_asked(servers: Yard) -> None:

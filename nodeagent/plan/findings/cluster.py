@@ -101,11 +101,14 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
                 "journalctl -u nodeagent-lease -n 50",
             )
         )
+    away = agent.store_away is not None and agent.lease_left <= 0 and not agent.lent
+    stopped = ", and nothing runs on this node, whose lease has run out" if away else ""
     if agent.store_unusable:
         since = "" if agent.store_away is None else f" for {agent.store_away:.0f} s"
         found.append(
             _error(
-                f"its agent cannot use the store{since}, and goes on as if it were away: {agent.store_unusable}",
+                f"its agent cannot use the store{since}, and goes on as if it were away{stopped}: "
+                f"{agent.store_unusable}",
                 "do what that says; what somebody changed in Redis has to be put back (docs/security.md, The store); "
                 "the agent then goes on by itself",
             )
@@ -113,7 +116,7 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
     elif agent.store_away is not None:
         found.append(
             _error(
-                f"its agent has had no answer from the store for {agent.store_away:.0f} s",
+                f"its agent has had no answer from the store for {agent.store_away:.0f} s{stopped}",
                 "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
             )
         )

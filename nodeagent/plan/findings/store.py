@@ -69,14 +69,23 @@ def _eviction(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
     if facts.policy is None:
         yield _unknown("maxmemory-policy", "it must be noeviction: ask the server's operator")
     elif facts.policy != "noeviction":
+        lost = "jobs and leases" if facts.policy.startswith("allkeys") else "events and what pods report"
+        so_far = f" (keys so far: {facts.evicted})" if facts.evicted else ""
         yield _error(
-            f"maxmemory-policy is {facts.policy}: when its memory is full the server may throw jobs away",
+            f"maxmemory-policy is {facts.policy}: when its memory is full the server may throw {lost} away{so_far}, "
+            "and answer some agents while it refuses others: then no fault is recovered from, and healthy training "
+            "may stop, too, node by node, since who is refused gets no failsafe time while another is answered",
             "CONFIG SET maxmemory-policy noeviction (and maxmemory-policy noeviction in its config file)",
         )
     if facts.memory_limit and facts.memory_used is not None and facts.memory_used > FULL_SHARE * facts.memory_limit:
+        full = (
+            "serves no agent: healthy training goes on on failsafe time, but no fault is recovered from"
+            if facts.policy == "noeviction"
+            else "serves no agent, or throws away what they need, by its maxmemory-policy"
+        )
         yield _warning(
             f"{facts.memory_used / 2**20:.0f} of {facts.memory_limit / 2**20:.0f} MiB (maxmemory) are used: a full "
-            "server serves no agent: healthy training goes on on failsafe time, but no fault is recovered from",
+            f"server {full}",
             f"CONFIG SET maxmemory {2 * max(facts.memory_limit, facts.memory_used)}",
         )
 

@@ -659,6 +659,27 @@ async def test_no_other_store_is_joined_while_a_peer_has_its_lease_in_one(tmp_pa
     assert set(server.state.jobs) == {"u1", "u2"}
 
 
+class Evicting(HereStore):
+    """Its server throws keys away."""
+
+    async def identity(self) -> StoreIdentity:
+        return replace(await super().identity(), evicts=True)
+
+
+async def test_a_server_that_throws_keys_away_is_named_once(tmp_path: Path) -> None:
+    clock = Clock()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, Evicting(server), "x")
+    await lease.join()
+    with capture_logs() as lines:
+        await lease.beat()
+        for _ in range(3):
+            server.run("redis.call('DEL', KEYS[1] .. 'meta') return { 1 }")
+            await lease.beat()
+    (line,) = (line["event"] for line in lines if "thrown keys away" in line["event"])
+    assert "set its maxmemory-policy to noeviction" in line
+
+
 async def test_peers_are_asked_only_by_who_knows_any_and_may_have_come_to_another_server(tmp_path: Path) -> None:
     clock, peers = Clock(), Elsewhere()
     server = Server(clock.now)

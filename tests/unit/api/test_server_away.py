@@ -139,6 +139,16 @@ async def test_a_lease_that_only_its_process_cannot_renew_has_not_ended_what_run
     assert ready["reasons"] == [stopped]
 
 
+async def test_a_node_without_a_lease_and_failsafe_time_runs_nothing(tmp_path: Path) -> None:
+    """The store answered some agents and refused others: who was refused was told only that nothing can be changed."""
+    view = FakeView(tmp_path)
+    view.away_since, view.lease_left = time.time() - 12, 0.0
+    async with served(view) as session:
+        _, ready = await answered(session, "/readyz")
+    (reason,) = ready["reasons"]
+    assert reason.endswith("started or recovered; nothing runs on this node, whose lease has run out")
+
+
 async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
     view = Trying(tmp_path)
     await view.join()

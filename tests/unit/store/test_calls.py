@@ -13,6 +13,7 @@ import pytest
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import RedisStore
+from nodeagent.store.errors import explain
 from nodeagent.store.scripts import Script, always
 from nodeagent.store.wire import Reached, ReplyError
 
@@ -113,6 +114,19 @@ async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_t
         await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
     assert (isinstance(caught.value, StepFailedError), links.forgotten) == (of_the_step, not of_the_step)
     assert links.evaluated == 1 + looks, "what is damaged is looked for"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        f"OOM command not allowed when used memory > 'maxmemory'. {IN_SCRIPT}",
+        f"{IN_6_2} -OOM command not allowed when used memory > 'maxmemory'.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+    ],
+)
+def test_what_to_do_about_a_server_that_is_full(error: str) -> None:
+    text = explain("10.0.0.1:6379", 1.0, ReplyError(error))
+    assert f"cannot serve now ({error}): its memory is full; set a larger maxmemory" in text
 
 
 class Past:

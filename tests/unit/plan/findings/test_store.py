@@ -55,6 +55,10 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
     [
         ({"policy": "allkeys-lru"}, "error: maxmemory-policy is allkeys-lru"),
         ({"policy": "allkeys-lru"}, "| CONFIG SET maxmemory-policy noeviction"),
+        ({"policy": "allkeys-lru"}, "throw jobs and leases away, and answer some agents while it refuses others"),
+        ({"policy": "allkeys-lru"}, "healthy training may stop, too"),
+        ({"policy": "allkeys-lru", "evicted": 31}, "throw jobs and leases away (keys so far: 31), and"),
+        ({"policy": "volatile-ttl"}, "throw events and what pods report away, and answer some"),
         ({"memory_limit": 1_048_576}, "warning: 1 of 1 MiB (maxmemory) are used"),
         ({"memory_limit": 1_048_576}, "healthy training goes on on failsafe time"),
         ({"memory_limit": 400_000}, "| CONFIG SET maxmemory 2000000"),
@@ -86,6 +90,13 @@ def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
 def test_one_thing_wrong(changes: dict[str, object], message: str) -> None:
     (line,) = reported(GOOD, **changes)
     assert message in line
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", None])
+def test_a_full_server_leaves_training_alone_only_with_noeviction(policy: str | None) -> None:
+    lines = reported(GOOD, policy=policy, memory_limit=1_048_576)
+    assert "a full server serves no agent, or throws away what they need" in lines[1]
+    assert not any("goes on on failsafe time" in line for line in lines)
 
 
 @pytest.mark.parametrize(("server", "version"), [("redis", "6.2.0"), ("redis", "8.4.1"), ("valkey", "9.0.0")])
