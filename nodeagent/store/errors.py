@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,7 +11,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.endpoint import AccessError
 from nodeagent.store.link import NoPrimaryError
 from nodeagent.store.whois import NotPrimaryError
-from nodeagent.store.wire import ReplyError, TooLongError
+from nodeagent.store.wire import ReplyError, TooLongError, is_about_tls
 
 
 @contextmanager
@@ -29,6 +29,8 @@ def strict() -> Iterator[None]:
 
 _FULL = "OOM command not allowed"
 """In an error of a command, or of a script: the server has no memory for it."""
+_NUMERIC = re.compile(r"(\[.*\]|[\d.]+):\d+")
+"""An address and a port, in which no name is to be resolved."""
 
 
 class NotReplicatedError(ConnectionError):
@@ -37,14 +39,11 @@ class NotReplicatedError(ConnectionError):
 
 def explain(address: str, timeout: float, error: Exception) -> str:
     """One sentence about an error of the connection or the server at ``address``."""
-    where, chain = f"the store at {address}", tuple(_chain(error))
+    where = f"the store at {address}"
     if isinstance(error, AccessError):
         return str(error)
     if isinstance(error, TimeoutError):
-        return (
-            f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded, and that "
-            "a name in redis.url is resolved at once"
-        )
+        return f"{where} did not answer within {timeout:g} s: check that Redis runs there{_besides(address)}"
     if isinstance(error, NotReplicatedError):
         return f"{where} did the step, but {error}: it counts as not done and is sent again; check the replicas"
     if isinstance(error, TooLongError):
@@ -72,7 +71,7 @@ def explain(address: str, timeout: float, error: Exception) -> str:
         )
     if reply and reply.not_let_in:
         return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
-    if any(isinstance(e, ssl.SSLError) for e in chain):
+    if is_about_tls(error):
         return (
             f"{where} and this agent do not agree on TLS ({error}): check redis.tls in the agent's config, and that "
             f"the server's certificate is for that host"
@@ -85,13 +84,17 @@ def explain(address: str, timeout: float, error: Exception) -> str:
 def answers(error: Exception) -> bool:
     """The server, or a sentinel, answers, or is not asked for a reason on this machine: waiting will not mend it."""
     there = (ReplyError, NotReplicatedError, NotPrimaryError, NoPrimaryError, AccessError)
-    return isinstance(error, there) or any(isinstance(e, ssl.SSLError) for e in _chain(error))
+    return isinstance(error, there) or is_about_tls(error)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _besides(address: str) -> str:
+    """What else may take its time, by the kind of address."""
+    if address.startswith("/"):  # a unix socket
+        return " and is not overloaded"
+    hosts = address.rpartition(" (sentinels ")[2].removesuffix(")").split(", ")
+    if all(_NUMERIC.fullmatch(host) for host in hosts):
+        return " and is not overloaded, and the network between"
+    return " and is not overloaded, the network between, and that a name in redis.url is resolved at once"
 
 
 NAMED = 5

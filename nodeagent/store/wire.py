@@ -178,19 +178,23 @@ class Connection:
         cast(_Parser, self._connection._parser).longest = longest
 
     async def open(self) -> None:
-        """Connect, to the first address of its host that can be reached."""
+        """Connect, to the first address of its host that can be reached. If there is none, the error is the last
+        address's, or that of the last one with which there was no agreement on TLS: something listens there."""
         connection = self._connection
         addresses = await self._find(self._at[0]) if isinstance(connection, TcpConnection) else ("",)
-        for tried, address in enumerate(addresses, start=1):
+        failed: OSError | None = None
+        for address in addresses:
             if isinstance(connection, TcpConnection):
                 connection.host = address
             try:
                 with _as_os_error():
                     await connection.connect()  # type: ignore[no-untyped-call]
                 return
-            except OSError:
-                if tried == len(addresses):
-                    raise
+            except OSError as error:
+                if failed is None or is_about_tls(error) or not is_about_tls(failed):
+                    failed = error
+        if failed is not None:
+            raise failed
 
     @property
     def reached(self) -> Reached | None:
@@ -248,6 +252,14 @@ def _as_os_error() -> Iterator[None]:
         raise ConnectionError(f"the server sent what is no reply of Redis: {error}") from error
     except RedisError as error:
         raise ConnectionError(str(error)) from error
+
+
+def is_about_tls(error: BaseException) -> bool:
+    """There is no agreement on TLS, as on a certificate; it may be why this error was raised."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def readable(text: str) -> bool:

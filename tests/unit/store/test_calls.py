@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import RedisStore
@@ -127,6 +128,32 @@ async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_t
 def test_what_to_do_about_a_server_that_is_full(error: str) -> None:
     text = explain("10.0.0.1:6379", 1.0, ReplyError(error))
     assert f"cannot serve now ({error}): its memory is full; set a larger maxmemory" in text
+
+
+NETWORK = "check that Redis runs there and is not overloaded, "
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("unix:///run/redis.sock", "check that Redis runs there and is not overloaded"),
+        ("redis://10.0.0.1:6379/0", f"{NETWORK}and the network between"),
+        ("redis://[fd00::1]:6379/0", f"{NETWORK}and the network between"),
+        ("redis+sentinel://10.0.0.1:26379,[fd00::1]:26379/gpus", f"{NETWORK}and the network between"),
+        (
+            "redis://redis.test:6379/0",
+            f"{NETWORK}the network between, and that a name in redis.url is resolved at once",
+        ),
+        (
+            "redis+sentinel://10.0.0.1:26379,redis.test:26379/gpus",
+            f"{NETWORK}the network between, and that a name in redis.url is resolved at once",
+        ),
+    ],
+)
+def test_only_an_address_with_a_name_is_late_for_want_of_it(url: str, advice: str) -> None:
+    address = str(RedisConfig(url=url).place)
+    text = explain(address, 0.5, TimeoutError())
+    assert text == f"the store at {address} did not answer within 0.5 s: {advice}"
 
 
 class Past:

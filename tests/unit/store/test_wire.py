@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.store.wire import LONGEST_ENTRIES, LONGEST_REPLY, Connection, Reached, ReplyError, TooLongError
+from nodeagent.store.errors import explain
+from nodeagent.store.whois import client_context
+from nodeagent.store.wire import (
+    LONGEST_ENTRIES,
+    LONGEST_REPLY,
+    Connection,
+    Reached,
+    ReplyError,
+    TooLongError,
+    is_about_tls,
+)
 
 
 @asynccontextmanager
@@ -225,3 +235,27 @@ async def test_the_next_address_of_a_host_is_tried_where_nobody_listens_at_the_f
     refused = Connection(("redis.test", port), find=find)
     with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}"):
         await refused.open()
+
+
+@pytest.mark.parametrize("order", [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
+async def test_an_address_without_tls_is_named_before_one_at_which_nobody_listens(order: Sequence[str]) -> None:
+    """The last address's error was the one that people read."""
+
+    async def find(_host: str) -> Sequence[str]:
+        return order
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):
+            writer.write(b"-ERR unknown command\r\n")
+            await writer.drain()
+            await reader.read()
+
+    server = await asyncio.start_server(accept, "127.0.0.2", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        connection = Connection(("redis.test", port), client_context(None, None, None, check_name=False), find=find)
+        with pytest.raises(ConnectionError, match=f"127.0.0.2:{port}") as caught:
+            await connection.open()
+        await connection.close()
+    assert is_about_tls(caught.value)
+    assert "do not agree on TLS" in explain(f"redis.test:{port}", 1.0, caught.value)
