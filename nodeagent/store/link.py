@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 from nodeagent.model.timing import Timing
@@ -88,6 +89,28 @@ def _described(error: Exception) -> str:
     return str(error)
 
 
+class Quickest:
+    """The shortest time in which the store has lately answered anything: as far as it is away, or slow by itself."""
+
+    KEPT = 60.0
+    """Seconds for which the shortest one counts, and at the most twice as long."""
+
+    def __init__(self) -> None:
+        self._least = self._before = inf
+        self._until = 0.0
+
+    def answered(self, took: float, now: float) -> None:
+        if now >= self._until:
+            self._before, self._least, self._until = self._least, inf, now + self.KEPT
+        self._least = min(self._least, took)
+
+    @property
+    def seconds(self) -> float:
+        """Of the last minute or two in which it answered; 0 if it never did."""
+        least = min(self._least, self._before)
+        return least if least < inf else 0.0
+
+
 SENTINEL_SHARE = 0.5
 """Share of the caller's bound that a new link may spend waiting until more than half of the sentinels agree."""
 
@@ -95,9 +118,10 @@ SENTINEL_SHARE = 0.5
 class StoreLink:
     """One connection, and what its server reports about itself."""
 
-    def __init__(self, endpoint: StoreEndpoint, patience: float) -> None:
+    def __init__(self, endpoint: StoreEndpoint, patience: float, quickest: Quickest | None = None) -> None:
         self._endpoint = endpoint
         self._patience = patience
+        self._quickest = quickest or Quickest()
         self._connection: Connection | None = None
         self.run_id = ""
         """Identity of the server process, and of the history of its writes: a primary that was a replica in between is
@@ -114,12 +138,13 @@ class StoreLink:
         host = await find_primary(self._endpoint, self._patience) if self._endpoint.place.service else None
         self._connection = self._endpoint.server(host)
         await self._connection.open()
-        greeting = self._endpoint.greeting()
-        for command in (*greeting, ("INFO",)):  # all in one round trip; before 7.0 INFO takes one section or all
-            await self._connection.send(*command)
+        greeting, now = self._endpoint.greeting(), asyncio.get_running_loop().time
+        began = now()
+        await self._connection.send_all((*greeting, ("INFO",)))  # before 7.0 INFO takes one section or all
         for _ in greeting:
             await self._connection.receive()
         self.info = parse_info(await self._connection.receive())
+        self._quickest.answered(now() - began, now())
         self.run_id = identity(self.info)
         self.reached = self._connection.reached
 
@@ -140,7 +165,9 @@ class StoreLink:
         began = now()
         try:
             await self._connection.send(*command)
-            return await self._connection.receive()
+            reply = await self._connection.receive()
+            self._quickest.answered(now() - began, now())
+            return reply
         finally:
             self.longest = max(self.longest, 0.0 if is_wait else now() - began)
 
@@ -149,8 +176,7 @@ class StoreLink:
         one back. Returns the first's reply, and the others'; None of each that the server refuses."""
         if self._connection is None:
             raise ConnectionError("this link is not open")
-        for words in (command, *others):
-            await self._connection.send(*words)
+        await self._connection.send_all((command, *others))
         first, beside = await self._connection.receive(), list[Any]()
         for _ in others:
             try:
@@ -177,7 +203,7 @@ class StoreLink:
 class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each. ``queue``: seconds that
     a call may wait for a link; None: as long as its caller lets it. ``longest``: bytes of a reply at most.
-    ``addresses``: what other links to the store know of its hosts, too."""
+    ``addresses`` and ``quickest``: what other links to the store know of its hosts, and of its answers, too."""
 
     def __init__(
         self,
@@ -188,7 +214,9 @@ class Links:
         *,
         longest: int = LONGEST_REPLY,
         addresses: HostAddresses | None = None,
+        quickest: Quickest | None = None,
     ) -> None:
+        self._quickest = quickest or Quickest()
         self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at, longest, addresses)
         self._timeout, self._queue, self._patience = timeout, queue, SENTINEL_SHARE * timeout
         self.address = str(self._endpoint.place)
@@ -208,7 +236,7 @@ class Links:
         try:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = await self._unused() or StoreLink(self._endpoint, self._patience)
+            link = await self._unused() or StoreLink(self._endpoint, self._patience, self._quickest)
             self._used.add(link)
             try:
                 if not link.run_id:
@@ -265,15 +293,18 @@ class Links:
 
 class CallersPace:
     """How long what callers ask of the store is held back. They may ask any number of agents, and each agent sees by
-    late answers alone that all together keep the store busy. A late answer makes the pause before the next request
+    late answers alone that all together keep the store busy: later than those of a store that is as far away, but has
+    nothing to do. A late answer makes the pause before the next request
     twice as long, and longer than the answer took; one in time makes it a fifth shorter, a quick one much shorter. So
     together they ask as often as the store answers within about ``LATE`` seconds, however many the agents are. Between
     half of the pause and all of it is waited for, so that agents do not ask together."""
 
     LATE = 0.1
     """Seconds. A renewal of a lease waits in the same line, and counts as lost after ``Timing.store_timeout``."""
-    FIRST, MOST = 0.1, 15.0
-    """Seconds of the shortest pause and of the longest."""
+    FIRST, MOST = 0.1, 5.0
+    """Seconds of the shortest pause and of the longest. No longer than callers wait, so that each gets through."""
+    AWAY = 0.25
+    """Seconds that a store may be away; one that answers nobody sooner is busy."""
     OF_ANSWER = 2
     """The least pause, in times that the late answer took."""
     IN_TIME, QUICK = 0.8, 0.25
@@ -283,15 +314,16 @@ class CallersPace:
         self._rng = random.Random()
         self._pause = self._until = self._lengthened = 0.0
 
-    def answered(self, took: float, now: float) -> None:
+    def answered(self, took: float, now: float, away: float = 0.0) -> None:
         """A request was over after ``took`` seconds, answered or not. One that was under way when the pause was made
-        longer does not double it."""
-        if took > self.LATE:
+        longer does not double it. ``away``: seconds that an answer takes where nobody asks."""
+        late = took - min(away, self.AWAY)
+        if late > self.LATE:
             times = 2 if now - took >= self._lengthened else 1
             self._pause = min(self.MOST, max(self.FIRST, times * self._pause, self.OF_ANSWER * took))
             self._lengthened = now
         else:
-            self._pause *= self.IN_TIME if took > self.LATE / 10 else self.QUICK
+            self._pause *= self.IN_TIME if late > self.LATE / 10 else self.QUICK
             self._pause = self._pause if self._pause > self.FIRST / 4 else 0.0
         self._until = now + self._pause * self._rng.uniform(0.5, 1.0)
 
@@ -311,8 +343,9 @@ class CallersLinks(Links):
         queue: float,
         *,
         addresses: HostAddresses | None = None,
+        quickest: Quickest | None = None,
     ) -> None:
-        super().__init__(at, limit, timeout, queue, addresses=addresses)
+        super().__init__(at, limit, timeout, queue, addresses=addresses, quickest=quickest)
         self._pace, self._bound = CallersPace(), queue
 
     @asynccontextmanager
@@ -323,7 +356,7 @@ class CallersLinks(Links):
             try:
                 yield link
             finally:
-                self._pace.answered(link.longest, asyncio.get_running_loop().time())
+                self._pace.answered(link.longest, asyncio.get_running_loop().time(), self._quickest.seconds)
 
     async def _enter(self) -> None:
         now = asyncio.get_running_loop().time

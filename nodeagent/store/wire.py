@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -213,9 +213,15 @@ class Connection:
 
     async def send(self, *words: str | int) -> None:
         """Send one command; its reply is the next one that was not received yet."""
+        await self.send_all([words])
+
+    async def send_all(self, commands: Iterable[Sequence[str | int]]) -> None:
+        """Send commands in one go. What the server has to say against the connection itself then comes as the reply to
+        the first one, where the second would meet its end."""
         self._require_open()
         with _as_os_error():  # a text that is not valid Unicode is sent with "?" instead
-            await self._connection.send_command(*(str(word).encode(errors="replace") for word in words))
+            words = [tuple(str(word).encode(errors="replace") for word in command) for command in commands]
+            await self._connection.send_packed_command(self._connection.pack_commands(words))
 
     async def receive(self) -> Any:
         """The next reply: text, a whole number, None, or a list of these. An error within a list is an item of the

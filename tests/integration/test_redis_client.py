@@ -9,9 +9,11 @@ import asyncio
 import os
 import random
 import signal
+import socket
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -323,6 +325,36 @@ async def test_where_the_store_answers_late_what_callers_ask_for_is_held_back(se
     await asked(hasty, "PING")
     for links in (patient, hasty):
         await links.close()
+
+
+async def test_a_store_that_is_far_away_holds_no_caller_back(server: PrivateRedis) -> None:
+    """Found by a stranger: each answer was a late one, and from the fourth question on all were refused."""
+    async with slowed(server.socket, 0.11) as place:
+        links = CallersLinks(f"unix://{place}", 1, 5.0, 0.05)
+        for _ in range(8):
+            async with links.one() as link:
+                await link.ask("PING")
+        await links.close()
+
+
+async def test_a_server_that_has_no_room_for_a_client_is_quoted() -> None:
+    """It says so and ends the connection, whatever the client was about to send: the second of two writes failed."""
+
+    def refuse(listener: socket.socket) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                with listener.accept()[0] as client:
+                    client.sendall(b"-ERR max number of clients reached\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=refuse, args=[listener], daemon=True)
+        server.start()
+        store = connect(f"redis://:secret@127.0.0.1:{listener.getsockname()[1]}/1", "test", BOUND / 2)
+        for _ in range(20):
+            assert "(ERR max number of clients reached)" in await unavailable(store.remove("u1"))
+        await store.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join()
 
 
 async def test_closing_ends_what_is_under_way(server: PrivateRedis) -> None:
