@@ -169,7 +169,7 @@ def _given_up(state: Path) -> frozenset[str]:
     from nodeagent.hardware.monitor import FILE, load_memory
 
     try:
-        return frozenset(load_memory(state / FILE).renounced)
+        return frozenset(load_memory(state / FILE).seen.renounced)
     except (OSError, ValueError):
         return frozenset()
 

@@ -1,6 +1,7 @@
 """The agent's health monitor: runs the probes, feeds the judge, keeps its memory on disk, and has the verdicts ready.
 
-Its file holds what the judge remembers: a restart of the agent, or of the node, must not forget a broken GPU.
+Its file holds what the judge remembers: a restart of the agent, or of the node, must not forget a broken GPU. What the
+machine should have is ``expected.py``'s business.
 
 Must never hold up the agent: it waits for no probe, and a disk that is slow to take the memory delays only itself. What
 is to be done about a verdict is ``plan/``'s business.
@@ -13,7 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import is_
 from pathlib import Path
 from types import UnionType
@@ -22,6 +23,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from nodeagent.hardware.expected import Expected, Installed, Seen
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     JudgeMemory,
@@ -84,40 +86,24 @@ FILE = "health.json"
 
 @dataclass(frozen=True, slots=True)
 class SavedHealth:
-    """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
-    has less."""
+    """The judge's memory, and what was seen of the machine once."""
 
     memory: JudgeMemory = field(default_factory=JudgeMemory)
     boot: str = ""
-    gpus: Sequence[str] = ()
-    """UUIDs, of every boot."""
-    buses: Mapping[str, str] = field(default_factory=dict)
-    """UUID to bus id."""
-    links: Mapping[str, int] = field(default_factory=dict)
-    """UUID to the most NVLinks that were up at a time in this boot."""
-    ports: Sequence[str] = ()
-    """Network ports that were up, of every boot."""
+    seen: Seen = field(default_factory=Seen)
     devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
     """By plug-in, of every boot."""
     record: int | None = None
     """Number of the newest record of this boot's kernel log that was reported."""
-    renounced: Sequence[str] = ()
-    """PCI addresses of GPUs that a person does without."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Where the machine is looked at; other paths in tests."""
+class Machine(Installed):
+    """What is there to look at, and where; other paths in tests."""
 
     boot: str
     gpus: bool
     """There is a driver to ask."""
-    configured: Sequence[str] | None = None
-    """UUIDs that the config names: no other GPU of the machine is this node's business. None: every one is."""
-    slots: Sequence[str] = ()
-    """PCI addresses of GPUs that are installed, as many as no driver listed at the start."""
-    models: Mapping[str, str] = field(default_factory=dict)
-    """PCI address to model of each GPU that is installed."""
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
@@ -130,14 +116,6 @@ class Machine:
     """Of accelerators beyond NVIDIA: those without a driver here are asked if they had devices in an earlier boot."""
     checks: Sequence[SiteCheck] = ()
     """The site's own."""
-
-    def has(self, uuid: str) -> bool:
-        """Whether such a GPU of the machine is this node's business."""
-        return self.configured is None or uuid in self.configured
-
-    def names(self, uuid: str) -> bool:
-        """Whether the config names it: then it is expected, whatever is found."""
-        return uuid in (self.configured or ())
 
 
 class OwnWork:
@@ -175,21 +153,13 @@ class Monitor:
         self._log = structlog.get_logger("health")
         saved = self._read()
         self._memory = saved.memory
-        self._known = tuple(saved.gpus if machine.configured is None else machine.configured)
-        """UUIDs that are expected here."""
-        self._renounced = frozenset(saved.renounced)
-        self._links = dict(saved.links) if saved.boot == machine.boot else {}
-        self._ports = tuple(port for port in saved.ports if "/" in port)  # an interface: as long as the config names it
-        self._accepted = set[str]()
-        """Ports that are down, and not expected to be up any more."""
+        self._expected = Expected.restored(machine, saved.seen, saved.boot == machine.boot)
         self._record = saved.record if saved.boot == machine.boot else -1 if saved.boot else None
         """The newest record of the kernel's log that this agent, or the one before it, has seen: with another boot
         all are new. Where there was no agent, nobody knows what became of what is older: only the driver's readings
         show it."""
         self.published = published(self._memory.verdicts)
         """The verdicts as other nodes receive them."""
-        self._buses = {bus: uuid for uuid, bus in saved.buses.items() if uuid in self._known}
-        """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
         self._answered = False
         """The driver has named its GPUs since this start."""
         self._xid_counts: Counter[tuple[str, str, int]] = Counter()
@@ -249,26 +219,7 @@ class Monitor:
     @property
     def _wants_a_driver(self) -> bool:
         """One that did not come up with this boot, where there are or were GPUs, is asked all the same."""
-        return self._machine.gpus or bool(self._known or self._undriven)
-
-    @property
-    def _undriven(self) -> tuple[str, ...]:
-        """PCI addresses, which stand for the GPUs of a machine of which no driver ever listed one."""
-        return () if self._known else tuple(slot for slot in self._machine.slots if slot not in self._renounced)
-
-    @property
-    def _slots(self) -> Mapping[str, bool]:
-        """Whether the driver lists the GPU at a PCI address, for each that is installed and of the very model of one
-        that it lists: of others it may know nothing. Without those that are missed by their names. Until it answers,
-        it lists what it did before."""
-        known = {bus for bus, uuid in self._buses.items() if uuid in self._known}
-        listed = known if self._gpus is None else {gpu.pci for gpu in self._gpus}
-        models, missed = {self._machine.models.get(pci) for pci in listed}, known - listed
-        return {
-            slot: slot in listed
-            for slot, model in self._machine.models.items()
-            if "" not in listed and model in models and slot not in missed and slot not in self._renounced
-        }
+        return self._machine.gpus or bool(self._expected.gpus or self._expected.undriven)
 
     @property
     def asks_the_driver(self) -> bool:
@@ -281,7 +232,7 @@ class Monitor:
     @property
     def ports(self) -> tuple[str, ...]:
         """Network ports that are expected to be up."""
-        return self._ports
+        return self._expected.ports
 
     @property
     def last_gpus(self) -> tuple[GpuReading, ...]:
@@ -310,18 +261,13 @@ class Monitor:
 
     def acknowledge(self, device: str, rule: str | None) -> None:
         """An operator's word that a device (empty: the node) is repaired: its probation begins."""
-        memory = acknowledged(self._memory, device, rule, self._clock.wall(), self._policy)
-        present = {gpu.uuid for gpu in self.gpus or ()}
-        gone = {v.device for v in memory.verdicts if v.rule == MISSING.id and v.device == device} - present
-        if gone and rule in (None, MISSING.id) and self.gpus is not None:
-            self._known = tuple(uuid for uuid in self._known if uuid not in gone or self._machine.names(uuid))
-            self._renounced |= {bus for bus, uuid in self._buses.items() if uuid in gone}
-            memory = forgotten(memory, gone)
-        if rule in (None, UNLISTED.id) and any((v.rule, v.device) == (UNLISTED.id, device) for v in memory.verdicts):
-            self._renounced |= {device}
-            memory = forgotten(memory, {device})
-        lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
-        if lost and rule in (None, ACCELERATOR_MISSING.id):
+        memory, expected = acknowledged(self._memory, device, rule, self._clock.wall(), self._policy), self._expected
+        meant = {v.rule for v in memory.verdicts if v.device == device and rule in (None, v.rule)}
+        if MISSING.id in meant and self.gpus is not None and device not in {gpu.uuid for gpu in self.gpus}:
+            expected, memory = expected.without_gpu(device), forgotten(memory, {device})
+        if UNLISTED.id in meant:
+            expected, memory = expected.without_slots({device}), forgotten(memory, {device})
+        if ACCELERATOR_MISSING.id in meant:
             for vendor in self._vendors:
                 vendor.forget(device)
             memory = forgotten(memory, {device} - {uuid for vendor in self._vendors for uuid in vendor.expected})
@@ -331,13 +277,13 @@ class Monitor:
                 memory = forgotten(memory, {device})
         if not device and rule in (None, NVML_BROKEN.id) and self._gpu_reading.problem:
             if not self._machine.gpus:
-                memory, self._known, self._gpus = forgotten(memory, self._known), (), None
+                memory, expected, self._gpus = forgotten(memory, expected.gpus), expected.without_driver(), None
                 self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
-            if not self._known and not self._gpu_probe.reading.problem:  # a driver that is there may answer again
-                self._renounced |= {*self._machine.slots}
+            elif not self._gpu_probe.reading.problem:  # else the driver, which is there, may answer again
+                expected = expected.without_slots(expected.undriven)
         if not device and rule in (None, PORT.id) and self._host is not None:
-            self._accepted |= {port for port, _ in self._host.ports_down}
-            self._ports = tuple(port for port in self._ports if port not in self._accepted)
+            expected = expected.without_ports(port for port, _ in self._host.ports_down)
+        self._expected = expected
         self._take(memory)
         self._due.set()
 
@@ -363,22 +309,17 @@ class Monitor:
     @property
     def expected(self) -> frozenset[str]:
         """The node's devices, with those that are missing now."""
-        return frozenset({*self._known, *(uuid for vendor in self._vendors for uuid in vendor.expected)})
+        return frozenset({*self._expected.gpus, *(uuid for vendor in self._vendors for uuid in vendor.expected)})
 
     @property
     def unlisted(self) -> tuple[Gpu, ...]:
         """Those of them that their drivers do not list now, whose number is not known; but for kinds of which the
         config says that nobody acts on a missing one."""
         listed = {gpu.uuid for gpu in self.last_gpus}
-        others = [gpu for vendor in self._vendors for gpu in vendor.expected.values()]
-        kinds = (
-            (MISSING, [Gpu(uuid=uuid, index=0) for uuid in self._known]),
-            (NVML_BROKEN, [Gpu(uuid=slot, index=0) for slot in self._undriven]),
-            (UNLISTED, [Gpu(uuid=slot, index=0) for slot, there in self._slots.items() if not there]),
-            (ACCELERATOR_MISSING, others),
-        )
         ignored = self._policy.off | self._policy.dry_run
-        return tuple(gpu for rule, gpus in kinds if rule.id not in ignored for gpu in gpus if gpu.uuid not in listed)
+        vendors = self._vendors if ACCELERATOR_MISSING.id not in ignored else ()
+        others = (gpu for vendor in vendors for gpu in vendor.expected.values() if gpu.uuid not in listed)
+        return (*self._expected.unlisted(listed, ignored), *others)
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]] | None:
@@ -441,8 +382,8 @@ class Monitor:
         now, at = self._clock.now(), self._clock.wall()
         events = self._ready_events()
         readings = Readings(
-            boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            slots=tuple(self._slots),
+            boot=self._machine.boot, gpus=self.gpus, expected=self._expected.gpus, events=events, host=self._host,
+            slots=tuple(self._expected.slots),
             probes=tuple(
                 self._gpu_reading if probe is self._gpu_probe else probe.reading
                 for probe in self._probes if not probe.absent
@@ -462,7 +403,7 @@ class Monitor:
     @property
     def _gpu_reading(self) -> ProbeReading:
         """Whether the driver answers. One that lists no GPU of those that are installed is as good as none."""
-        reading, slots = self._gpu_probe.reading, self._undriven
+        reading, slots = self._gpu_probe.reading, self._expected.undriven
         why = reading.problem or ("the driver lists none" if self.gpus is not None else "")
         if not slots or not why or reading.missed:
             return reading
@@ -483,8 +424,8 @@ class Monitor:
         found = [event for vendor in self._vendors for event in vendor.take_events()]
         waiting = []
         for event in self._events:
-            device = self._buses.get(event.device, event.device)
-            if device and device not in self._known and self.asks_the_driver and self._unread():
+            device = self._expected.named(event.device)
+            if device and device not in self._expected.gpus and self.asks_the_driver and self._unread():
                 waiting.append(event)
             elif not device or self._machine.has(device):
                 found.append(replace(event, device=device))
@@ -528,7 +469,7 @@ class Monitor:
 
     def take_event(self, event: DeviceEvent, source: str) -> None:
         """An event of one of the two sources that report Xids."""
-        device = self._buses.get(event.device, event.device)
+        device = self._expected.named(event.device)
         if event.kind == "xid" and self._machine.has(device):
             self._xid_counts[source, device, event.code] += event.count
         self._events.append(replace(event, logged=source == KERNEL))
@@ -548,14 +489,8 @@ class Monitor:
             self._stale = self._paused
             self._answered = True
             read = {gpu.uuid for gpu in self._gpus or ()}
-            self._gpus = tuple(self._with_links(gpu) for gpu in every if self._machine.has(gpu.uuid))
-            fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
-            slots = {gpu.pci for gpu in self._gpus if gpu.uuid in fresh and gpu.pci}
-            replaced = {uuid for bus, uuid in self._buses.items() if bus in slots} - {gpu.uuid for gpu in every}
-            gone = {uuid for uuid in replaced if not self._machine.names(uuid)}
-            self._known = (*(uuid for uuid in self._known if uuid not in gone), *fresh)
-            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
-            self._renounced -= {gpu.pci for gpu in every}
+            gone, self._expected = self._expected.replaced(every), self._expected.read(every)
+            self._gpus = self._expected.own(every)
             if gone:
                 self._take(forgotten(self._memory, gone))
             if any(gpu.uuid not in read for gpu in self._gpus):
@@ -564,24 +499,16 @@ class Monitor:
             self.take_event(event, "nvml")
         self._due.set()
 
-    def _with_links(self, gpu: GpuReading) -> GpuReading:
-        """With what is known of its NVLinks since the boot."""
-        if gpu.links_up is None:
-            return gpu
-        once = self._links[gpu.uuid] = max(gpu.links_up, self._links.get(gpu.uuid, 0))
-        return replace(gpu, links_once=once)
-
     def take_host(self, line: dict[str, Any]) -> None:
         """Take in one line of the probe of the machine. Raises NotUnderstoodError, and takes nothing, if it is none."""
-        accepted, ports, host = self._accepted, self._ports, self._host
+        expected, host = self._expected, self._host
         with parsing():
             if "host" in line:
                 fields = line["host"]
-                accepted = accepted & {port for port, _ in fields["ports_down"]}
-                ports = tuple(sorted({*ports, *fields["ports"]}))
-                host = _host(fields, accepted)
+                expected = expected.read_ports(fields["ports"], [port for port, _ in fields["ports_down"]])
+                host = _host(fields, expected.accepted)
             events = [_event(fields) for fields in line.get("events", ())]
-        self._accepted, self._ports, self._host = accepted, ports, host
+        self._expected, self._host = expected, host
         if line.get("record") is not None:
             self._record = line["record"]
         for event in events:
@@ -594,7 +521,7 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "etc": machine.etc, "folders": list(machine.folders), "interfaces": list(machine.interfaces),
-            "poll": HOST_PACE, "after": self._record, "ports": list(self._ports),
+            "poll": HOST_PACE, "after": self._record, "ports": list(self.ports),
         }  # fmt: skip
         return (machine.python, "-SP", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
@@ -616,12 +543,8 @@ class Monitor:
 
     async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
-        buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
-        saved = SavedHealth(
-            self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record,
-            sorted(self._renounced),
-        )  # fmt: skip
+        saved = SavedHealth(self._memory, self._machine.boot, self._expected.seen, devices, self._record)
         if _essence(saved) == _essence(self._saved):
             return
         try:
@@ -638,10 +561,9 @@ def save_memory(path: Path, saved: SavedHealth) -> None:
     """Write it whole and durably. Raises OSError."""
     memory = saved.memory
     stored = _Stored(
-        version=VERSION, boot=saved.boot, gpus=tuple(saved.gpus), buses=dict(saved.buses), links=dict(saved.links),
-        ports=tuple(saved.ports), devices={name: tuple(gpus) for name, gpus in saved.devices.items()},
-        record=saved.record, renounced=tuple(saved.renounced), at=memory.at, verdicts=memory.verdicts, past=memory.past,
-        repairs=memory.repairs,
+        **asdict(saved.seen), version=VERSION, boot=saved.boot, record=saved.record,
+        devices={name: tuple(gpus) for name, gpus in saved.devices.items()},
+        at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
     )  # fmt: skip
     write_atomic(path, stored.model_dump_json(), durable=True)
 
@@ -661,10 +583,8 @@ def load_memory(path: Path) -> SavedHealth:
     except ValidationError as error:
         raise ValueError(first_error(error)) from None
     memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
-    return SavedHealth(
-        memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record,
-        stored.renounced,
-    )  # fmt: skip
+    seen = Seen(stored.gpus, stored.buses, stored.links, stored.ports, stored.renounced)
+    return SavedHealth(memory, stored.boot, seen, stored.devices, stored.record)
 
 
 class _Version(BaseModel):
@@ -692,8 +612,8 @@ def _essence(saved: SavedHealth) -> object:
     """What is worth a write: not each repetition, and not the time alone."""
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in saved.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in saved.memory.past)
-    seen = tuple(saved.gpus), dict(saved.buses), dict(saved.links), tuple(saved.ports), dict(saved.devices)
-    return verdicts, past, saved.memory.repairs, saved.boot, seen, tuple(saved.renounced), saved.record is None
+    first = saved.record is None
+    return verdicts, past, saved.memory.repairs, saved.boot, saved.seen, dict(saved.devices), first
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:

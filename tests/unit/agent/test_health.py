@@ -12,6 +12,7 @@ import pytest
 from nodeagent.agent import health as agent_health
 from nodeagent.agent.health import NodeHealth, PodWork, machine
 from nodeagent.hardware.discovery import SIGNS, on_the_bus
+from nodeagent.hardware.expected import Seen
 from nodeagent.hardware.monitor import OwnWork, SavedHealth, save_memory
 from nodeagent.hardware.readings import ProbeReading
 from nodeagent.model.jobspec import Nodes, Role
@@ -86,7 +87,7 @@ def test_a_shim_that_names_thousands_of_processes_takes_no_others_out_of_sight()
 def test_a_boot_that_finds_fewer_gpus_is_given_no_job_that_takes_all_of_a_node(tmp_path: Path, there: int) -> None:
     """A machine whose driver did not come up was one without GPUs: each such job got a worker there, without any."""
     uuids = ("GPU-a", "GPU-b")
-    save_memory(tmp_path / "health.json", SavedHealth(boot="before", gpus=uuids))
+    save_memory(tmp_path / "health.json", SavedHealth(boot="before", seen=Seen(uuids)))
     found = facts("now", *uuids[:there])
     found = found.model_copy(update=node_health(tmp_path, found).facts())
     assert [gpu.healthy for gpu in found.gpus] == [True] * there + [False] * (2 - there)

@@ -18,6 +18,7 @@ import pytest
 
 from nodeagent.doctor.machine import NEEDED, Looker, _taken, clock_rate, closed, look_at, look_at_folder, rate_of
 from nodeagent.hardware import discovery
+from nodeagent.hardware.expected import Seen
 from nodeagent.hardware.monitor import FILE, SavedHealth, save_memory
 from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
@@ -113,7 +114,7 @@ def test_gpus_that_were_acknowledged_as_gone_are_missed_no_more(
     here = config(tmp_path)
 
     def look(gpus: int | None, *gone: str) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-        save_memory(here.dirs.state / FILE, SavedHealth(renounced=gone))
+        save_memory(here.dirs.state / FILE, SavedHealth(seen=Seen(renounced=gone)))
         facts = look_at(here, "n1", "", gpus)
         return facts.gpus_missed, facts.undriven, facts.given_up
 

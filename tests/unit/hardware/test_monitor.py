@@ -18,7 +18,6 @@ from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import (
-    FILE,
     VERIFY,
     VERSION,
     Machine,
@@ -146,6 +145,17 @@ async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_p
     assert "nvml.missing" not in {rule for rule, _, _ in third.found}, "the new number was taken"
 
 
+def test_a_gpu_that_the_driver_lists_again_is_not_given_up(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.read("GPU-a")
+    one.later(10)
+    one.monitor.take_gpus({"gpus": [{"uuid": uuid, "index": 0, "pci": BUS[uuid]} for uuid in UUIDS]})
+    assert one.found == [("nvml.missing", "GPU-b", "active")], "not judged yet"
+    one.monitor.acknowledge("GPU-b", None)
+    assert one.monitor.expected == {*UUIDS}
+
+
 async def test_what_a_boot_does_not_find_is_unlisted_until_a_person_gives_it_up(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.read(*UUIDS)
@@ -165,21 +175,6 @@ async def test_what_a_boot_does_not_find_is_unlisted_until_a_person_gives_it_up(
     assert (unlisted(next_one), next_one.changes) == ([], before + 1)
     assert unlisted(after_a_boot(tmp_path, off=frozenset({"nvml.missing"}))) == []
     assert unlisted(after_a_boot(tmp_path, dry_run=frozenset({"nvml.missing"}))) == []
-    assert unlisted(after_a_boot(tmp_path, configured=())) == []
-
-
-async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path) -> None:
-    one = Watched(tmp_path)
-    one.read(*UUIDS)
-    await one.monitor.save()
-    next_one = after_a_boot(tmp_path)
-    next_one.monitor.take_gpus({
-        "gpus": [
-            {"uuid": "GPU-a", "index": 0, "pci": BUS["GPU-a"]}, {"uuid": "GPU-new", "index": 1, "pci": BUS["GPU-b"]}
-        ]
-    })  # fmt: skip
-    next_one.later(10)
-    assert next_one.found == []
 
 
 async def test_the_verdicts_of_a_card_leave_with_it(tmp_path: Path) -> None:
@@ -195,9 +190,6 @@ async def test_the_verdicts_of_a_card_leave_with_it(tmp_path: Path) -> None:
     assert (next_one.found, next_one.monitor.published) == ([], ())
     next_one.later(10)
     assert next_one.found == []
-    named = after_a_boot(tmp_path, configured=UUIDS)
-    named.monitor.take_gpus({"gpus": [new]})
-    assert ("memory.remap_failed", "GPU-a", "active") in named.found, "the config still names it"
 
 
 async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_were_gpus(tmp_path: Path) -> None:
@@ -206,17 +198,6 @@ async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_
     await one.monitor.save()
     assert after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
     assert not Watched(tmp_path / "bare", gpus=False).monitor.asks_the_driver
-
-
-async def test_gpus_that_the_config_renounces_are_not_remembered(tmp_path: Path) -> None:
-    """The driver was asked all the same, and the node unknown for want of it."""
-    one = Watched(tmp_path)
-    one.read(*UUIDS)
-    await one.monitor.save()
-    none = after_a_boot(tmp_path, gpus=False, configured=())
-    assert (none.monitor.asks_the_driver, none.monitor.expected) == (False, frozenset())
-    none.kernel(79, BUS["GPU-b"])
-    assert none.found == []
 
 
 async def test_an_operator_takes_a_machine_whose_driver_is_gone_as_it_is(tmp_path: Path) -> None:
@@ -271,31 +252,16 @@ def test_gpus_of_a_machine_whose_driver_never_answered_are_installed_and_unknown
     assert "(0000:00:00, 0000:10:00, 0000:20:00 and 5 more)" in many.monitor.verdicts[0].raw
 
 
-def test_once_the_driver_lists_gpus_what_is_in_the_slots_does_not_count(tmp_path: Path) -> None:
-    one = without_driver(tmp_path)
-    before = one.changes
-    one.monitor.probe("nvml").reading = ProbeReading("nvml")
-    one.read("GPU-a")
-    assert (one.found, unlisted(one), {*one.monitor.expected}) == ([], [], {"GPU-a"})
-    assert one.changes > before
-    one.later(20)
-    assert one.found == [], "the other may be one that this driver knows nothing of"
-
-
 def test_a_driver_that_lists_no_gpu_of_those_installed_is_no_driver(tmp_path: Path) -> None:
     one = Watched(tmp_path, slots=SLOTS)
     one.read()
     assert one.found == [("probe.nvml.broken", "", "active")]
     assert one.monitor.verdicts[0].raw.endswith(", but: the driver lists none")
+    one.monitor.acknowledge("", None)
+    assert unlisted(one) == [], "a person does without them"
     bare = Watched(tmp_path)
     bare.read()
     assert bare.found == [], "there is none that it could list"
-
-
-def test_where_its_rule_is_ignored_nobody_misses_a_gpu_that_no_driver_lists(tmp_path: Path) -> None:
-    ignored = frozenset({"probe.nvml.broken"})
-    assert unlisted(Watched(tmp_path, slots=SLOTS, off=ignored)) == []
-    assert unlisted(Watched(tmp_path, slots=SLOTS, dry_run=ignored)) == []
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -319,36 +285,6 @@ async def test_nothing_is_taken_as_it_is_before_anything_is_wrong(tmp_path: Path
     one = Watched(tmp_path, gpus=False, slots=SLOTS)
     one.monitor.acknowledge("", None)
     assert unlisted(one) == [*SLOTS]
-
-
-async def test_gpus_that_an_operator_gave_up_are_not_found_again_in_their_slots(tmp_path: Path) -> None:
-    one = Watched(tmp_path)
-    one.read(*UUIDS)
-    await one.monitor.save()
-    next_one = without_driver(tmp_path, boot="next boot")
-    assert unlisted(next_one) == [*UUIDS], "they are known by their names"
-    next_one.monitor.acknowledge("", "probe.nvml.broken")
-    assert unlisted(next_one) == []
-    await next_one.monitor.save()
-    assert unlisted(after_a_boot(tmp_path, gpus=False, slots=SLOTS)) == []
-
-
-async def test_nor_is_one_that_the_driver_does_not_list_any_more(tmp_path: Path) -> None:
-    one = Watched(tmp_path)
-    one.read("GPU-a")
-    await one.monitor.save()
-    dead = after_a_boot(tmp_path, slots=(BUS["GPU-a"],))
-    dead.read()
-    dead.later(10)
-    assert dead.found == [("nvml.missing", "GPU-a", "active")]
-    dead.monitor.acknowledge("GPU-a", None)
-    dead.later(1)
-    assert (dead.found, unlisted(dead)) == ([], []), "it is still on the bus"
-    await dead.monitor.save()
-    assert load_memory(tmp_path / FILE).renounced == (BUS["GPU-a"],)
-    dead.read("GPU-a")
-    await dead.monitor.save()
-    assert load_memory(tmp_path / FILE).renounced == (), "it is there again"
 
 
 H200S = dict.fromkeys(SLOTS, "0x2335")
@@ -394,50 +330,20 @@ async def test_a_restart_looks_anew_whether_the_driver_lists_a_gpu(tmp_path: Pat
     one.read("GPU-a")
     one.later(10)
     await one.monitor.save()
-    assert unlisted(after_a_boot(tmp_path, models=H200S)) == ["GPU-a", SLOTS[1]], "it has not answered"
     again = after_a_boot(tmp_path, models={SLOTS[0]: "0x2335"})
     again.read("GPU-a")
     assert again.found == [], "it was taken out"
 
 
-@pytest.mark.parametrize(
-    ("models", "pci", "policy"),
-    [
-        (H200S | {SLOTS[1]: "0x128b"}, SLOTS[0], {}),
-        (H200S, "", {}),
-        ({}, SLOTS[0], {}),
-        (H200S, SLOTS[0], {"off": frozenset({"nvml.unlisted"})}),
-    ],
-    ids=["a card for a display", "the driver does not say where", "a container", "ignored"],
-)
-def test_where_nobody_can_say_that_the_driver_should_list_a_gpu(
-    tmp_path: Path, models: dict[str, str], pci: str, policy: dict[str, Any]
-) -> None:
-    one = Watched(tmp_path, models=models, **policy)
-    one.read("GPU-a", pci=pci)
-    one.later(10)
-    assert (one.found, unlisted(one)) == ([], [])
-
-
-async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:
-    """A GPU that could have NVLinks, without a bridge, has twelve that are down."""
+async def test_links_that_were_up_are_remembered_in_this_boot_alone(tmp_path: Path) -> None:
     one = Watched(tmp_path)
-    one.read("GPU-a", links=12, links_up=0)
-    one.later(6)
-    one.read("GPU-a", links=12, links_up=0)
-    assert one.found == []
     one.read("GPU-a", links=12, links_up=12)
-    one.read("GPU-a", links=12, links_up=11)
-    one.later(6)
-    assert one.found == [("nvlink.down", "GPU-a", "active")]
     await one.monitor.save()
-    same = Watched(tmp_path)
-    same.read("GPU-a", links=12, links_up=11)
-    assert ("nvlink.down", "GPU-a", "active") in same.found, "an agent's restart forgets nothing"
-    fresh = after_a_boot(tmp_path / "other")
-    fresh.read("GPU-a", links=12, links_up=11)
-    fresh.later(6)
-    assert fresh.found == []
+    for boot, found in (("boot", [("nvlink.down", "GPU-a", "active")]), ("next boot", [])):
+        again = Watched(tmp_path, boot=boot)
+        again.read("GPU-a", links=12, links_up=11)
+        again.later(6)
+        assert again.found == found
 
 
 HOST = {
@@ -471,7 +377,7 @@ async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise
     one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
     await one.monitor.save()
     next_one = after_a_boot(tmp_path, gpus=False)
-    assert list(next_one.monitor.ports) == ["mlx5_0/1"]
+    assert json.loads(next_one.monitor._host_command()[-1])["ports"] == ["mlx5_0/1"]
     down = {"host": HOST | {"ports_down": [["mlx5_0/1", 31.0]], "ports": []}}
     next_one.monitor.take_host(down)
     next_one.monitor.judge()
@@ -481,19 +387,6 @@ async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "probation")]
     assert not next_one.monitor.ports
-    next_one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
-    next_one.monitor.take_host(down)
-    next_one.monitor.judge()
-    assert next_one.found == [("port.down", "", "active")], "it was up again"
-
-
-async def test_an_interface_is_expected_while_the_config_names_it(tmp_path: Path) -> None:
-    """One that it named once was down for ever: another name, or none, made the node fatal."""
-    one = Watched(tmp_path, gpus=False)
-    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["eth1", "mlx5_0/1"]}})
-    await one.monitor.save()
-    again = Watched(tmp_path, gpus=False).monitor
-    assert json.loads(again._host_command()[-1])["ports"] == ["mlx5_0/1"]
 
 
 async def test_a_probe_that_ended_with_its_agent_says_nothing_to_the_next_start(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.hardware.expected import Seen
 from nodeagent.hardware.judging.judge import JudgeMemory, Repair
 from nodeagent.hardware.monitor import SavedHealth, load_memory, save_memory
 from nodeagent.hardware.readings import DeviceEvent
@@ -24,7 +25,7 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     memory = JudgeMemory(
         (VERDICT,), (DeviceEvent("xid", 2.0, "GPU-a", 79, "line", 3),), (Repair("GPU-a", "x", "reboot", 1.0),), 5.0
     )
-    kept = SavedHealth(memory, "b", ("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",), record=7)
+    kept = SavedHealth(memory, "b", Seen(("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",)), record=7)
     save_memory(tmp_path / "health.json", kept)
     assert load_memory(tmp_path / "health.json") == kept
     assert [p.name for p in tmp_path.iterdir()] == ["health.json"]
