@@ -166,7 +166,7 @@ def _given_up(state: Path) -> frozenset[str]:
     """Those that the node does without by a person's word, as far as this user may read that."""
     if hardware_missing():
         return frozenset()
-    from nodeagent.hardware.monitor import FILE, load_memory
+    from nodeagent.hardware.saved import FILE, load_memory
 
     try:
         return frozenset(load_memory(state / FILE).seen.renounced)

@@ -14,21 +14,19 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import is_
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 import structlog
-from pydantic import BaseModel, ValidationError
 
-from nodeagent.hardware.expected import Expected, Installed, Seen
+from nodeagent.hardware.expected import Expected, Installed
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     JudgeMemory,
     JudgePolicy,
-    Repair,
     VerdictKey,
     acknowledged,
     escalated,
@@ -61,12 +59,12 @@ from nodeagent.hardware.probes.process import (
     reader_command,
 )
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, ProbeReading, Readings
-from nodeagent.model.base import first_error
+from nodeagent.hardware.saved import FILE, SavedHealth, load_memory, save_memory
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import Checks, SiteCheck
-from nodeagent.osutil.linux import keep_damaged, open_plain, write_atomic
+from nodeagent.osutil.linux import keep_damaged
 
 NVML_PACE = 2.0
 HOST_PACE = 5.0
@@ -79,22 +77,6 @@ NAMED = 3
 """GPUs that are named of those that no driver lists."""
 KERNEL = "kernel"
 """Of the two sources of Xids the one that anybody could try to write to."""
-VERSION = 1
-FILE = "health.json"
-"""In the ``state`` folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedHealth:
-    """The judge's memory, and what was seen of the machine once."""
-
-    memory: JudgeMemory = field(default_factory=JudgeMemory)
-    boot: str = ""
-    seen: Seen = field(default_factory=Seen)
-    devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
-    """By plug-in, of every boot."""
-    record: int | None = None
-    """Number of the newest record of this boot's kernel log that was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,7 +527,7 @@ class Monitor:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
         saved = SavedHealth(self._memory, self._machine.boot, self._expected.seen, devices, self._record)
-        if _essence(saved) == _essence(self._saved):
+        if saved.essence == self._saved.essence:
             return
         try:
             await asyncio.to_thread(save_memory, self._file, saved)
@@ -555,65 +537,6 @@ class Monitor:
             self._unwritten = str(error)
         else:
             self._saved, self._unwritten = saved, ""
-
-
-def save_memory(path: Path, saved: SavedHealth) -> None:
-    """Write it whole and durably. Raises OSError."""
-    memory = saved.memory
-    stored = _Stored(
-        **asdict(saved.seen), version=VERSION, boot=saved.boot, record=saved.record,
-        devices={name: tuple(gpus) for name, gpus in saved.devices.items()},
-        at=memory.at, verdicts=memory.verdicts, past=memory.past, repairs=memory.repairs,
-    )  # fmt: skip
-    write_atomic(path, stored.model_dump_json(), durable=True)
-
-
-def load_memory(path: Path) -> SavedHealth:
-    """What was saved; nothing if there is no file. Raises OSError for one that cannot be read, ValueError with the key
-    for one that cannot be understood."""
-    try:
-        with open_plain(path) as file:
-            text = file.read().decode()
-    except FileNotFoundError:
-        return SavedHealth()
-    try:
-        if (version := _Version.model_validate_json(text).version) != VERSION:
-            raise ValueError(f"it is of version {version}, this agent reads {VERSION}")
-        stored = _Stored.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise ValueError(first_error(error)) from None
-    memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
-    seen = Seen(stored.gpus, stored.buses, stored.links, stored.ports, stored.renounced)
-    return SavedHealth(memory, stored.boot, seen, stored.devices, stored.record)
-
-
-class _Version(BaseModel):
-    version: int
-
-
-class _Stored(_Version):
-    """What ``save_memory`` writes."""
-
-    boot: str
-    gpus: tuple[str, ...]
-    buses: dict[str, str] = {}
-    links: dict[str, int] = {}
-    ports: tuple[str, ...] = ()
-    devices: dict[str, tuple[Gpu, ...]] = {}
-    record: int | None = None
-    renounced: tuple[str, ...] = ()
-    at: float
-    verdicts: tuple[Verdict, ...]
-    past: tuple[DeviceEvent, ...]
-    repairs: tuple[Repair, ...]
-
-
-def _essence(saved: SavedHealth) -> object:
-    """What is worth a write: not each repetition, and not the time alone."""
-    verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in saved.memory.verdicts)
-    past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in saved.memory.past)
-    first = saved.record is None
-    return verdicts, past, saved.memory.repairs, saved.boot, saved.seen, dict(saved.devices), first
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, OwnWork, load_memory
+from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, OwnWork
+from nodeagent.hardware.saved import load_memory
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.osutil.linux import own_children
 

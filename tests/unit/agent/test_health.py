@@ -13,8 +13,9 @@ from nodeagent.agent import health as agent_health
 from nodeagent.agent.health import NodeHealth, PodWork, machine
 from nodeagent.hardware.discovery import SIGNS, on_the_bus
 from nodeagent.hardware.expected import Seen
-from nodeagent.hardware.monitor import OwnWork, SavedHealth, save_memory
+from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import ProbeReading
+from nodeagent.hardware.saved import SavedHealth, save_memory
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.model.pod import WorkerState

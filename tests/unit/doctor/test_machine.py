@@ -19,7 +19,7 @@ import pytest
 from nodeagent.doctor.machine import NEEDED, Looker, _taken, clock_rate, closed, look_at, look_at_folder, rate_of
 from nodeagent.hardware import discovery
 from nodeagent.hardware.expected import Seen
-from nodeagent.hardware.monitor import FILE, SavedHealth, save_memory
+from nodeagent.hardware.saved import FILE, SavedHealth, save_memory
 from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.trust.certificate import certificate_digest, fingerprint

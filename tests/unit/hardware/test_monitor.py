@@ -17,19 +17,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import (
-    VERIFY,
-    VERSION,
-    Machine,
-    Monitor,
-    OwnWork,
-    SavedHealth,
-    load_memory,
-    save_memory,
-)
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes.process import NotUnderstoodError
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
+from nodeagent.hardware.saved import VERSION, SavedHealth, load_memory, save_memory
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}

@@ -1,4 +1,4 @@
-"""What the judge remembers comes back from the disk as it was; what cannot be understood is said, not guessed."""
+"""What a monitor remembers comes back from the disk as it was; what cannot be understood is said, not guessed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from nodeagent.hardware.expected import Seen
 from nodeagent.hardware.judging.judge import JudgeMemory, Repair
-from nodeagent.hardware.monitor import SavedHealth, load_memory, save_memory
 from nodeagent.hardware.readings import DeviceEvent
+from nodeagent.hardware.saved import SavedHealth, load_memory, save_memory
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu
 
@@ -41,6 +41,18 @@ def test_what_cannot_be_understood_is_an_error(tmp_path: Path, text: str) -> Non
     file.write_text(text)
     with pytest.raises(ValueError):
         load_memory(file)
+
+
+def test_a_whole_file_of_another_version_is_not_read(tmp_path: Path) -> None:
+    save_memory(file := tmp_path / "health.json", SavedHealth())
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 2}))
+    with pytest.raises(ValueError, match="it is of version 2, this agent reads 1"):
+        load_memory(file)
+
+
+def test_what_was_seen_is_worth_a_write_and_the_time_alone_is_not() -> None:
+    assert SavedHealth(seen=Seen(ports=("mlx5_0/1",))).essence != SavedHealth().essence
+    assert SavedHealth(JudgeMemory(at=5.0)).essence == SavedHealth().essence
 
 
 def test_nobody_waits_for_who_writes_to_a_pipe_in_its_place(tmp_path: Path) -> None:
