@@ -169,6 +169,14 @@ def setbacks_json(job: JobRecord, cluster: Cluster) -> list[Json]:
     ]
 
 
+def node_setbacks(node: str, cluster: Cluster) -> list[Json]:
+    """Jobs that go on without the node for now, since it was no good to them: as ``setbacks_json``, with the ``job``'s
+    name instead of the node's."""
+    found = [(job, one) for job in cluster.jobs.values() if job.setbacks for one in setbacks_json(job, cluster)]
+    rows = [{"job": job.name, "text": one["text"], "left": one["left"]} for job, one in found if one["node"] == node]
+    return sorted(rows, key=lambda row: str(row["job"]))
+
+
 def failing_node(job: JobRecord, cluster: Cluster) -> str:
     """The node that is blamed for the job's failure, if job after job fails there at its start; else empty."""
     entry = job.budget.get(str(job.last_number))

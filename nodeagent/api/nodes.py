@@ -10,6 +10,7 @@ from aiohttp import web
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
+from nodeagent.api.jobdetail import node_setbacks
 from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved, seen
@@ -71,7 +72,8 @@ class NodeRoutes:
             if node.id in (cut.node, cut.other)
         ]
         away = self.view.health().store_away_since
-        return web.json_response(node_json(node, cluster, now) | {"unreachable": lost, "store_away_since": away})
+        more = {"unreachable": lost, "setbacks": node_setbacks(node.id, cluster), "store_away_since": away}
+        return web.json_response(node_json(node, cluster, now) | more)
 
     async def cordon(self, request: web.Request) -> web.Response:
         """POST .../cordon {reason, request_id}: no new work. A draining node becomes only cordoned."""

@@ -120,14 +120,18 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
         names = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in node["gpus"]}
         lines += ["", "Held by processes that do not end, and given to nobody:"]
         lines += [f"  {', '.join(names.get(d, d) for d in one['devices'])}: job {one['job']}" for one in held]
-    cut_off = node.get("unreachable", ())  # items of a list of nodes do not have this field
+    setbacks = node.get("setbacks", ())  # items of a list of nodes have neither this field nor the next one
+    if setbacks:
+        lines += ["", "Left out:"]
+        lines += [f"  by job {one['job']}: it {one['text']}; tried again in {span(one['left'])}" for one in setbacks]
+    cut_off = node.get("unreachable", ())
     if cut_off:
         lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
     step = NEXT[node["state"]].format(name=node["name"])
-    if node["state"] in AWAY and node.get("store_away_since") is not None:
+    if node.get("store_away_since") is not None:
         step = (
-            "get the store to answer the agent that was asked (nodeagentctl doctor): until then it does not know "
-            "whether this node is up"
+            "get the store to answer the agent that was asked (nodeagentctl doctor): until then what it shows of this "
+            "node may be old"
         )
     elif node["state"] == "ready" and held:
         step = (
@@ -138,6 +142,14 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
         step = "see what each verdict says"
     elif node["state"] == "ready" and cut_off:
         step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
+    elif node["state"] == "ready" and unfit:
+        step = "correct what Cannot run says; the checks are made again by themselves"
+    elif node["state"] == "ready" and setbacks:
+        first = min(setbacks, key=lambda one: one["left"])
+        step = (
+            f"nothing: job {first['job']} tries this node again in {span(first['left'])}; what went wrong: "
+            f"nodeagentctl describe job/{first['job']}"
+        )
     return folded([*lines, "", field("Next", step)], width)
 
 

@@ -12,7 +12,9 @@ from nodeagent.agent.gauges import MetricsPage
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import nodes
 from nodeagent.api.server import ApiServer
+from nodeagent.model.job import Setback
 from tests.unit.api.fakes import FakeView
+from tests.unit.plan.build import make_generation, make_job
 
 NAMES = ("n1", "n10", "n2", "n3", "n4")
 """In their order."""
@@ -62,3 +64,12 @@ async def test_no_page_is_longer_than_one_may_be(view: FakeView, monkeypatch: py
 async def test_a_limit_that_is_no_number_is_refused(view: FakeView) -> None:
     (answer,) = await asked(view, "?limit=few")
     assert answer["error"]["code"] == "usage"
+
+
+async def test_one_node_names_the_jobs_that_go_on_without_it(view: FakeView) -> None:
+    late = Setback(node="n3", kind="unanswered", life=view.lives["n3"].life, times=1, at=view.cluster().served)
+    job = make_job("running", make_generation(["n1"]), target=3).model_copy(update={"setbacks": (late,)})
+    view.shown[job.uid] = job
+    away, here = await asked(view, "/n3", "/n2")
+    ((name, text),) = ((one["job"], one["text"]) for one in away["setbacks"])
+    assert (name, text, here["setbacks"]) == ("a", "did not acknowledge a generation in time", [])

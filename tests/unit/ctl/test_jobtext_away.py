@@ -55,6 +55,7 @@ def test_an_agent_that_is_not_answered_calls_no_node_down(state: str) -> None:
     node = samples.shown_node("n4") | {"state": state}
     assert "get the store to answer" not in node_lines(node | {"store_away_since": None})[-1]
     assert "get the store to answer" in (last := node_lines(node | {"store_away_since": SINCE})[-1])
+    assert node_lines(samples.shown_node("n2") | {"store_away_since": SINCE})[-1] == last, "it was well before"
     deleting = samples.detail(samples.SILENT) | {"deleting": True}
     assert "nodeagentctl forget" in job_lines(deleting)[-1]
     assert (
