@@ -604,11 +604,20 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
     )
 
 
+SILENT_SHIM = ("the shim stopped answering", "its shim does not read what it is sent")
+"""What a node says of a shim that it killed itself since it did not run (``pods/shimlink.py``)."""
+
+
 def _killed_shim(job: Json) -> str:
     """What to look at if the newest fault is that a pod died; else empty."""
     ends = [g["ended_by"] for g in job["generations"] if g["ended_by"] is not None]
     if not ends or ends[-1]["kind"] != "pod_failed" or not ends[-1]["text"].startswith("the pod died"):
         return ""
+    if any(silence in ends[-1]["text"] for silence in SILENT_SHIM):
+        return (
+            f"see what kept the shim on {ends[-1]['node']} from running (it was stopped by a signal or a debugger, "
+            "throttled by a cgroup, or the node is overloaded): the agent killed it since it did not answer"
+        )
     return (
         f"see what ended the shim, a Python process of the job's user, on {ends[-1]['node']}: often the job's own code "
         "(pkill python, killall, kill -1), or the kernel for lack of memory (journalctl -k)"

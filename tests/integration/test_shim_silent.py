@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from nodeagent.ctl.jobtext import SILENT_SHIM
 from nodeagent.osutil.linux import is_running
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, shim_with, token, wait_for
 
@@ -24,6 +25,7 @@ async def test_a_shim_that_stops_answering_is_killed_with_all_it_has(tmp_path: P
         bench.host.ping()
         gone = await bench.until(lambda s: s.phase == "gone")
         assert gone.reason == "the shim stopped answering for 2 s and was killed"
+        assert gone.reason.startswith(SILENT_SHIM), "describe knows it by that"
         assert not any(is_running(pid_of(w)) for w in status.workers)
 
 

@@ -88,6 +88,14 @@ def test_where_a_shim_was_killed_the_jobs_own_code_is_looked_at() -> None:
     failed, runs = samples.detail(samples.FAILED), samples.detail(samples.job())
     assert step(failed) == f"{look}; then submit it again"
     assert step(runs) == f"if its pod dies again, {look}. Follow it: nodeagentctl logs digits -f"
+    held_up = (
+        "see what kept the shim on n2 from running (it was stopped by a signal or a debugger, throttled by a cgroup, "
+        "or the node is overloaded): the agent killed it since it did not answer"
+    )
+    for silence in ("the shim stopped answering for 2 s and was killed", "its shim does not read what it is sent"):
+        silent = f"the pod died on n2: {silence}"
+        assert step(failed, text=silent) == f"{held_up}; then submit it again"
+        assert step(runs, text=silent) == f"if its pod dies again, {held_up}. Follow it: nodeagentctl logs digits -f"
     refused = "the pod could not start on n2: hook pre_start failed"
     assert "nodeagentctl logs digits --tail 50" in step(failed, text=refused)
     assert "nodeagentctl logs digits --tail 50" in step(failed, kind="worker_failed")
