@@ -150,8 +150,8 @@ class BudgetEntry(Record):
 
 SetbackKind = Literal["unanswered", "crowded", "runtime", "failed", "lost", "unfit"]
 """How a node was no good to a job: it did not acknowledge a generation in time; others had filled its memory, so that
-the kernel killed workers of the job; podman could start no container there; its workers failed at once when it had
-joined the gang; it was lost, or its hardware turned unfit, soon after it had joined."""
+the kernel killed workers of the job; podman could start no container there; it was a newcomer, and its workers
+failed at a start; it was lost, or its hardware turned unfit, soon after it had joined."""
 
 
 class Setback(Record):

@@ -29,7 +29,7 @@ is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested 
 stopped its own workers because it could not renew its lease, or has let go of the job. ``port_taken``: another user's
 process has a port that was kept for the workers. ``crowded``: the kernel killed a worker since the machine's memory was
 full, of which its pod had no more than its share. ``runtime_failed``: podman could not start a container.
-``join_failed``: workers of a node that had just joined failed at once. ``hardware``: a node or GPU in use is unfit.
+``join_failed``: workers of a newcomer failed at a start. ``hardware``: a node or GPU in use is unfit.
 ``share``: idle nodes were borrowed, or borrowed ones returned."""
 
 

@@ -56,7 +56,7 @@ KINDS: Mapping[SetbackKind, _Kind] = {
     "unanswered": _Kind("did not acknowledge a generation in time", of_life=True, spared=1.0),
     "crowded": _Kind("had no memory left for its workers", of_life=True, spared=1.0),
     "runtime": _Kind("could not start a container", of_life=True, spared=1.0),
-    "failed": _Kind("failed at once when it had joined", spared=1.0),
+    "failed": _Kind(f"failed within {NEW / 60:g} min of joining, right after a start", spared=1.0),
     "lost": _Kind("was lost soon after it had joined", once=True, spared=math.inf),
     "unfit": _Kind("turned unfit soon after it had joined", once=True, spared=math.inf),
 }

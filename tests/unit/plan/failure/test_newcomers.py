@@ -12,7 +12,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
 from nodeagent.plan.failure.newcomers import FREE
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.nodes.setbacks import NEW
+from nodeagent.plan.nodes.setbacks import NEW, in_words
 from nodeagent.plan.steps import Decision, End, Propose
 from tests.unit.plan.build import (
     NOW,
@@ -91,7 +91,9 @@ def test_the_gang_goes_on_without_it_and_nothing_is_spent() -> None:
     assert step is not None
     assert sorted(step.members) == ["n1", "n2"]
     assert (step.cause.node, step.cause.rank) == ("n3", 2)
-    assert step.cause.text == "rank 2 on n3 failed first: exit code 1; n3 had just joined: it goes on without it"
+    assert step.cause.text == (
+        "rank 2 on n3 failed first: exit code 1; n3 joined within the last 10 min: it goes on without it"
+    )
     assert step.setbacks == (Setback(node="n3", kind="failed", times=1, at=NOW),)
     again = free(grown(BROKEN, setbacks=step.setbacks))
     assert again is not None and again.setbacks == (Setback(node="n3", kind="failed", times=2, at=NOW),)
@@ -119,6 +121,18 @@ def test_who_has_been_there_for_long_or_fails_late_pays() -> None:
     assert free(grown(BROKEN, since=NOW - EARLY - 1)) is None
     assert free(grown(BROKEN, new={"n3": NOW - int(NEW * 1000) - 1})) is None
     assert free(grown(BROKEN, new={})) is None
+
+
+def test_who_trained_before_is_not_called_one_that_has_just_joined() -> None:
+    """Its third generation, eight minutes after it joined: it had "just joined", and had "failed at once" then."""
+    step = free(
+        grown(BROKEN, new={"n3": NOW - 480_000}, setbacks=(Setback(node="n3", kind="failed", times=1, at=NOW),))
+    )
+    assert step is not None and step.setbacks is not None
+    assert "n3 joined within the last 10 min" in step.cause.text and "just joined" not in step.cause.text
+    assert in_words(make_job("running"), step.setbacks[0]) == (
+        "failed within 10 min of joining, right after a start twice in a row"
+    )
 
 
 def test_where_all_have_joined_together_nobody_is_a_newcomer() -> None:
