@@ -132,8 +132,10 @@ def pods_json(
     for m in members:
         assert generation is not None
         state, report, over = published.get(m.node), reported.get(m.node), generation.state == "ended"
-        if state is not None and (state.generation == generation.number or report is None):
-            gang.append(_published_pod(state, m, state.generation == generation.number))
+        fresh = state is not None and state.generation == generation.number
+        # That its workers of an older generation have ended says nothing of this one's, which are still to come.
+        if state is not None and (fresh or (report is None and state.phase != "exited")):
+            gang.append(_published_pod(state, m, fresh))
             continue
         live = cluster.live(m.node, m.life) or job.phase in TERMINAL
         phase, reason = unpublished(m.node, report, over=over, live=live, asked=not away or state is not None)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import pytest
+
 from nodeagent.api.jobpods import WorkersTime
 from nodeagent.api.serializers import job_json, lent_json, pods_json, shown_to
+from nodeagent.ctl.get import COLUMNS
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
-from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.pod import PodPhase, PodState, WorkerState
 from nodeagent.model.world import PodReport
 from nodeagent.plan.cluster import Cluster
 from tests.unit.api.test_jobdetail_generations import GENERATION, RECORD
@@ -54,6 +57,27 @@ def test_a_node_that_is_still_stopping_is_shown() -> None:
     generation = GENERATION.model_copy(update={"holders": {"n2": make_holder("n2", "l")}})
     gang, _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, PUBLISHED, away=False)
     assert [(p["node"], p["generation"]) for p in gang] == [("n1", 2), ("n2", 1)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "of", "shown"),
+    [
+        ("exited", 1, ("preparing", 2)),
+        ("exited", 2, ("exited", 2)),
+        ("stopping", 1, ("stopping", 1)),
+        ("stuck", 1, ("stuck", 1)),
+        ("ready", 0, ("ready", 0)),
+    ],
+)
+def test_that_workers_of_an_older_generation_have_ended_ends_none_of_this_one(
+    phase: PodPhase, of: int, shown: tuple[str, int]
+) -> None:
+    """After a scale-out ``get`` left out the chief for a moment."""
+    older = PUBLISHED["n1"].model_copy(update={"phase": phase, "generation": of})
+    row = job_json(RECORD, CLUSTER, {"n1": older}, 0.0)
+    assert [(pod["phase"], pod["generation"]) for pod in row["pods"]] == [shown]
+    (nodes,) = (column.cell(row) for column in COLUMNS if column.title == "NODE")
+    assert (nodes == "n1") == (shown[0] != "exited")
 
 
 def test_workers_of_a_pod_that_succeeded_have_exited_0() -> None:
