@@ -79,7 +79,8 @@ def job_name(value: object) -> str:
         if fixed:
             right += f", such as '{fixed}'"
     elif isinstance(value, int | float):
-        right = f"put a name that reads as a number in quotes: '{value}'"
+        kind = "a truth value" if isinstance(value, bool) else "a number"
+        right = f"YAML reads it as {kind}: put it in quotes, as you wrote it"
     raise CheckError(f"{units.show(value)} is not a name", right)
 
 

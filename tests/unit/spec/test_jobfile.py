@@ -290,7 +290,17 @@ def test_mistakes(marked: str, words: str) -> None:
         (">>name: a\ncommand: x", "the key 'nodes' is missing, add nodes: 1 (fixed) or nodes: 2:8 (elastic)"),
         (">>name: a\nroles: ~\nnodes: 1", "the key 'command' is missing"),
         ("name: >>Foo Bar!\ncommand: x\nnodes: 1", "such as 'foo-bar'"),
-        ("name: >>5\ncommand: x\nnodes: 1", "5 is not a name, put a name that reads as a number in quotes: '5'"),
+        *(
+            (
+                f"name: >>{text}\ncommand: x\nnodes: 1",
+                f"{shown} is not a name, YAML reads it as {kind}: put it in quotes",
+            )
+            for text, shown, kind in (
+                ("5", "5", "a number"),
+                ("1e3", "1000.0", "a number"),
+                ("true", "true", "a truth value"),
+            )
+        ),
         ("name: a\n>>nodes: 1\nroles: {w: {command: x, nodes: 1}}", "move it into the role: roles.NAME.nodes"),
         ("name: a\nroles: >>{}", "no role is given"),
         ("name: a\nroles: {b: {command: x, nodes: 1, >>minAvailable: 3}}", "in roles.b, write nodes: MIN:MAX"),
