@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from nodeagent.local.layout import (
     make_folder,
 )
 from nodeagent.osutil.linux import listens
+from nodeagent.pods.cgroup import cgroups_left
 
 _SETTLING = ".new-"
 """Prefix of a run folder that is not a cluster yet."""
@@ -156,7 +157,7 @@ def sweep(folders: LocalFolders) -> None:
                 if dead is not None:
                     remove(dead, keep_data=not dead.temporary)
                 else:
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove_runs(path)
 
 
 def remove(cluster: LocalCluster, *, keep_data: bool) -> None:
@@ -164,7 +165,22 @@ def remove(cluster: LocalCluster, *, keep_data: bool) -> None:
     power.cut(cluster.uid)
     if not keep_data:
         shutil.rmtree(cluster.data, ignore_errors=True)
-    shutil.rmtree(cluster.run, ignore_errors=True)
+    _remove_runs(cluster.run)
+
+
+def _remove_runs(run: Path) -> None:
+    for node in run.glob("n*"):
+        remove_run(node)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def remove_run(node: Path) -> None:
+    """Remove the run folder of a node of which nothing lives, and the cgroups of its pods: no later agent finds them
+    without this very folder."""
+    with suppress(OSError):  # no descriptor to look: an empty cgroup stays
+        for left in cgroups_left(node).values():
+            left.remove()
+    shutil.rmtree(node, ignore_errors=True)
 
 
 def alive(cluster: LocalCluster) -> bool:

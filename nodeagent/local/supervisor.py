@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from nodeagent.local import power
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, make_folder
 from nodeagent.local.privateredis import PrivateRedis, PrivateRedisError
-from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
+from nodeagent.local.registry import LocalCluster, load, node_names, remove, remove_run, write_config
 from nodeagent.osutil.linux import hold_folder
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
@@ -267,12 +266,12 @@ class Supervisor:
 
     async def _cut(self, node: _Node) -> Reply:
         """A power cut: the node is marked as off first, so that nothing is restarted; then all its processes are killed
-        at once, and its run folder is removed, as /run would be."""
+        at once, and its run folder is removed, as /run would be, and its pods' cgroups."""
         async with node.switching:
             was_on, node.on, node.failed = node.on, False, False
             killed = await asyncio.to_thread(power.cut, self._cluster.uid, node.name)
             run = self._cluster.layout.node(node.name).run
-            await asyncio.to_thread(shutil.rmtree, run, ignore_errors=True)
+            await asyncio.to_thread(remove_run, run)
         announce(f"{node.name}: power cut, {killed} processes killed")
         return {"node": node.name, "changed": was_on, "killed": killed}
 
