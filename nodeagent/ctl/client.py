@@ -342,7 +342,7 @@ class Client:
                 refusal = _refusal(response)
                 if refusal.kind != NOT_JOINED:
                     raise refusal
-                failed, step = refusal.message, away
+                failed, step = refusal.message, refusal.next_step
             if time.monotonic() >= give_up:
                 raise NoAgentError(failed, step)
             time.sleep(0.2)

@@ -457,12 +457,14 @@ def test_the_tool_as_a_process(agent: LiveAgent) -> None:
 
 
 def test_an_agent_that_has_not_joined_does_not_say_that_there_is_nothing(still: LiveAgent) -> None:
-    """It has only just started: no job is unknown because of that."""
+    """It has only just started: no job is unknown because of that, and nobody has to start an agent."""
     still.submit(spec())
     known, still.view.me = still.view.me, lambda: None  # type: ignore[method-assign]
     result = ctl(still, "get", "digits")
     assert result.exit_code == 5
-    assert "node n1 has not joined its cluster" in result.stderr
+    text, step = result.stderr.splitlines()
+    assert "node n1 has not joined its cluster: it has only just started" in text
+    assert step == "  next: ask again in a moment, or see its log"
     client = Client([still.socket], patience=5.0)
     back = threading.Timer(0.5, lambda: setattr(still.view, "me", known))
     back.start()
