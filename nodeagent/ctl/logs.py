@@ -17,7 +17,7 @@ from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
-from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, worker_text
+from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, worker_text, write
 from nodeagent.ctl.waiting import AGENT_AWAY_LIMIT, POLL
 
 Json = dict[str, Any]
@@ -65,7 +65,7 @@ class Printer:
 
     def _end_line(self) -> None:
         if self._within.pop(TERMINAL if self._err.isatty() else "stderr", None) is not None:
-            self._err.write("\n")
+            write("\n", self._err)
 
     def _put(self, line: Json) -> None:
         if line["stream"] == "notice":
@@ -93,8 +93,7 @@ class Printer:
                 source, text = self._held.popitem()
                 self._write(source, text, ended=True)
             for to, _ in self._within.values():
-                to.write("\n")
-                to.flush()
+                write("\n", to)
             self._within.clear()
 
     def _header(self, line: Json, _local: int) -> str:
@@ -117,8 +116,7 @@ class Printer:
         head = "" if before == source else begin if before is None else f"\n{begin}"
         text = worker_text(text, begin) if console == TERMINAL else text
         end = "\n" if ended else ""
-        to.write(f"{head}{text}{end}")
-        to.flush()
+        write(f"{head}{text}{end}", to)
         if not ended:
             self._within[console] = to, source
 
@@ -150,7 +148,7 @@ class PlainPrinter(Printer):
     def _end_line(self) -> None:
         if there := {source for source in self._unended if self._to(source[3]) is self._err}:
             self._unended -= there
-            self._err.write("\n")
+            write("\n", self._err)
 
     def _header(self, line: Json, local: int) -> str:
         return self._template.safe_substitute(role_name=self._role, rank=line["rank"], local_rank=local)
@@ -162,8 +160,7 @@ class PlainPrinter(Printer):
         self._unended.discard(source)
         if line["partial"]:
             self._unended.add(source)
-        to.write(worker_text(text) if to.isatty() else text)
-        to.flush()
+        write(worker_text(text) if to.isatty() else text, to)
 
 
 def print_logs(

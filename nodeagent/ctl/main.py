@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, echo
+from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, OutputError, echo
 from nodeagent.ctl.where import where_options
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -108,14 +108,23 @@ def end_as(call: Callable[[], Any], codes: Mapping[int, int] = MappingProxyType(
     except KeyboardInterrupt:  # one more, while the first was reported
         code = Exit.INTERRUPTED
     except OSError as error:
-        with suppress(OSError):  # often it is our own output that cannot be written
-            if not isinstance(error, BrokenPipeError):
-                echo(f"nodeagentctl: {error}", err=True)
+        with suppress(OSError):  # the output that cannot be written may be this one
+            _report(error)
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):  # the interpreter must not fail once more when it flushes
             os.dup2(null, stream.fileno())
         code = codes.get(Exit.FAILED, Exit.FAILED)
     sys.exit(code)
+
+
+def _report(error: OSError) -> None:
+    """But that the reader of our output has gone, which has read enough, unless something is left to do."""
+    step = error.next_step if isinstance(error, OutputError) else ""
+    if isinstance(error, OutputError) and error.reader_gone and not step:
+        return
+    echo(f"nodeagentctl: {error}", err=True)
+    if step:
+        echo(f"  next: {step}", err=True)
 
 
 def _code_of(call: Callable[[], Any], codes: Mapping[int, int]) -> int:

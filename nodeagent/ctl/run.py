@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Str
 from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session
 from nodeagent.ctl.submit import readable_shell, send, this_submitter
-from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, echo
+from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, OutputError, echo
 from nodeagent.ctl.torchline import TorchLine, command_of, torch_options, unneeded_line, workers
 from nodeagent.ctl.waiting import mention_unsaved
 from nodeagent.ctl.where import Where
@@ -158,6 +158,8 @@ def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
         if private:
             spec = _with_shell(spec)
         after = _submitted(client, spec, asked["request_id"])
+        if not private:
+            stack.enter_context(_outlived(spec.name))
         mention_unsaved(f"job/{spec.name} submit", after)
         if detach:
             echo(f"job/{spec.name}")
@@ -171,6 +173,18 @@ def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
         session = Session(client, stays=not private, stop_on=stop_on)
         session.begin(job, printer)
         return session.follow()
+
+
+@contextmanager
+def _outlived(job: str) -> Iterator[None]:
+    """What is printed of this job may not be written: that is not its end."""
+    try:
+        yield
+    except OutputError as error:
+        error.next_step = (
+            f"this does not end job/{job}; follow it: nodeagentctl logs {job} -f; or stop it: nodeagentctl stop {job}"
+        )
+        raise
 
 
 def _submitted(client: Client, spec: JobSpec, request_id: str | None) -> Json:

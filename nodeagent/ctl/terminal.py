@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import click
 
@@ -60,18 +60,45 @@ def _closed(line: str) -> str:
     return line + _END if found and found[-1] not in (_END, "\x1b[m") else line
 
 
+class OutputError(OSError):
+    """What the tool prints cannot be written: the disk is full, or the reader of a pipe has gone."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"its output cannot be written: {cause.strerror or cause}")
+        self.reader_gone = isinstance(cause, BrokenPipeError)
+        self.next_step = ""
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(error) from error
+
+
+def write(text: str, to: TextIO) -> None:
+    """Write a worker's text at once, and as it is. Raises ``OutputError``."""
+    with _printing():
+        to.write(text)
+        to.flush()
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
-    """Print text that may contain other users' text. A colour does not outlast its line."""
+    """Print text that may contain other users' text. A colour does not outlast its line. Raises ``OutputError``."""
     lines = _kept(text, _COLOUR).split("\n")
-    click.echo("\n".join(map(_closed, lines)), err=err, nl=nl, file=file)
+    with _printing():
+        click.echo("\n".join(map(_closed, lines)), err=err, nl=nl, file=file)
 
 
 def status_line(text: str) -> None:
-    """Replace the present line on stderr; an empty text clears it. The text is cut to the terminal's width."""
+    """Replace the present line on stderr; an empty text clears it. The text is cut to the terminal's width. Raises
+    ``OutputError``."""
     width = shutil.get_terminal_size().columns - 1
     shown = printable(text).replace("\n", " ")
     shown = shown if len(shown) <= width else shown[: width - 1] + "…"
-    click.echo(f"\r\x1b[K{shown}", nl=False, err=True)
+    with _printing():
+        click.echo(f"\r\x1b[K{shown}", nl=False, err=True)
 
 
 class Exit(IntEnum):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,14 @@ def agent(tmp_path: Path) -> Iterator[LiveAgent]:
 class Run:
     """``nodeagentctl run`` of a job named j, which is running."""
 
-    def __init__(self, agent: LiveAgent, folder: Path) -> None:
+    def __init__(self, agent: LiveAgent, folder: Path, to: int | None = None) -> None:
         self.agent = agent
         self.out, self.err = folder / "out", folder / "err"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [*TOOL, "run", "--name", "j", "--", "python", "train.py"],
                 env=os.environ | {"NODEAGENTCTL_AGENT": agent.socket},
-                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=out if to is None else to, stderr=err, start_new_session=True,
             )  # fmt: skip
         agent.until(lambda: self.job is not None and self.job.phase == "running", 20)
         self.until_reported("generation 1 active")
@@ -66,15 +67,22 @@ class Run:
         return self.process.wait(20)
 
 
-@pytest.fixture
-def run(agent: LiveAgent, tmp_path: Path) -> Iterator[Run]:
-    started = Run(agent, tmp_path)
+@contextmanager
+def begun(agent: LiveAgent, folder: Path, to: int | None = None) -> Iterator[Run]:
+    """``to``: what its standard output is."""
+    started = Run(agent, folder, to)
     try:
         yield started
     finally:
         if started.process.poll() is None:
             started.process.kill()
             started.process.wait(10)
+
+
+@pytest.fixture
+def run(agent: LiveAgent, tmp_path: Path) -> Iterator[Run]:
+    with begun(agent, tmp_path) as started:
+        yield started
 
 
 def test_success_is_0_and_the_output_goes_where_it_was_written(run: Run) -> None:
@@ -125,3 +133,44 @@ def test_a_lost_terminal_leaves_the_job_running(run: Run) -> None:
     run.agent.do(run.agent.view.refresh)
     assert run.job is not None
     assert (run.job.phase, run.job.control.desired) == ("running", "run")
+
+
+LEFT_TO_DO = "  next: this does not end job/j; follow it: nodeagentctl logs j -f; or stop it: nodeagentctl stop j\n"
+
+
+@pytest.mark.parametrize("gone", ["No space left on device", "Broken pipe"])
+def test_where_its_output_cannot_be_written_it_names_the_job_that_goes_on(
+    agent: LiveAgent, tmp_path: Path, gone: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        reader, pipe = os.pipe()
+        with os.fdopen(pipe, "w") as broken:
+            out = full if gone.startswith("No space") else broken
+            with begun(agent, tmp_path, out.fileno()) as run:
+                os.close(reader)
+                run.write("hello")
+                assert run.code() == 121
+                assert run.err.read_text().endswith(f"nodeagentctl: its output cannot be written: {gone}\n{LEFT_TO_DO}")
+                run.agent.do(run.agent.view.refresh)
+                assert run.job is not None
+                assert (run.job.phase, run.job.control.desired) == ("running", "run")
+
+
+def test_what_is_detached_is_named_though_its_name_cannot_be_printed(agent: LiveAgent) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*TOOL, "run", "--name", "j", "--detach", "--", "python", "train.py"],
+            env=os.environ | {"NODEAGENTCTL_AGENT": agent.socket},
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=30,
+        )  # fmt: skip
+    assert done.returncode == 121
+    assert done.stderr == f"nodeagentctl: its output cannot be written: No space left on device\n{LEFT_TO_DO}"
+
+
+def test_where_nobody_reads_either_of_its_streams_it_still_has_its_own_code(agent: LiveAgent) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*TOOL, "run", "--name", "j", "--detach", "--", "python", "train.py"],
+            env=os.environ | {"NODEAGENTCTL_AGENT": agent.socket}, stdout=full, stderr=full, timeout=30,
+        )  # fmt: skip
+    assert done.returncode == 121
