@@ -10,6 +10,7 @@ import click
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.ctl.jobtext import field, folded, job_lines
 from nodeagent.ctl.options import (
+    NODE,
     agent_option,
     complete_jobs,
     complete_nodes,
@@ -182,7 +183,7 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
 
 def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str, Json]:
     if name and name.startswith("node/"):
-        return "node", client.get(node_path(name.removeprefix("node/")))
+        return "node", client.get(node_path(NODE.convert(name, None, None)))
     if not name or job_named or name.startswith("job/"):
         return "job", client.get(job_path(which_job(client, (name or "").removeprefix("job/"), job_named)))
     try:

@@ -48,7 +48,24 @@ class Named(click.ParamType[str]):
         return str(value).removeprefix(f"{self.name}/")
 
 
-JOB, NODE = Named("job"), Named("node")
+class NamedNode(Named):
+    """A node that is named has a name, also where the argument may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__("node")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name without its kind. Raises ``CtlError`` for an empty one."""
+        if name := super().convert(value, param, ctx):
+            return name
+        raise CtlError(
+            "the name of the node is empty; nothing was changed",
+            Exit.USAGE,
+            "name one, see: nodeagentctl nodes (is a variable of your shell not set?)",
+        )
+
+
+JOB, NODE = Named("job"), NamedNode()
 
 
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

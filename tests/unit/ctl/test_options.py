@@ -6,7 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nodeagent.ctl import control, nodes
+from nodeagent.ctl import control, describe, nodes
+from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from tests.unit.ctl.test_main import commands
 
@@ -16,6 +17,12 @@ NAMED = [
     for param in command.params
     if (param.metavar or "").strip("[].") in ("JOB", "NODE", "JOB] N|ROLE=N")
 ]
+
+
+EMPTY = (
+    "nodeagentctl: the name of the node is empty; nothing was changed\n"
+    "  next: name one, see: nodeagentctl nodes (is a variable of your shell not set?)\n"
+)
 
 
 @pytest.mark.parametrize(("command", "param"), NAMED, ids=[f"{name} {param.name}" for name, param in NAMED])
@@ -33,6 +40,27 @@ def test_they_are_found_at_all() -> None:
         ("scale", "words"),
         ("local kill", "node"),
     } <= {(name, param.name) for name, param in NAMED}
+
+
+@pytest.mark.parametrize("name", ["", "node/"])
+@pytest.mark.parametrize(
+    ("command", "param"),
+    [(command, param) for command, param in NAMED if "NODE" in (param.metavar or "")],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_an_empty_name_of_a_node_is_refused_before_anything_is_asked(
+    command: str, param: click.Parameter, name: str
+) -> None:
+    """What an unset variable of the shell leaves, which is more than to leave the name out."""
+    option = ["--node"] if isinstance(param, click.Option) else []
+    result = CliRunner().invoke(cli, ["--agent", "/nowhere", *command.split(), *option, name])
+    assert (result.exit_code, result.stderr) == (2, EMPTY)
+
+
+def test_an_empty_name_behind_its_kind_is_no_node_to_describe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe, "connect", lambda _ctx: Client([]))
+    result = CliRunner().invoke(cli, ["describe", "node/"])
+    assert (result.exit_code, result.stderr) == (2, EMPTY)
 
 
 def test_a_drain_of_what_the_list_printed(monkeypatch: pytest.MonkeyPatch) -> None:
