@@ -18,7 +18,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.otherstore import FindPeer
 from nodeagent.agent.pace import BeatRoom, look_period
-from nodeagent.agent.recovery import Known, OfferLog, offer
+from nodeagent.agent.recovery import LOGGED_AT_ONCE, LOGGED_PER_SECOND, Known, OfferLog, offer
 from nodeagent.agent.room import differ_in_texts_only
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -158,6 +158,7 @@ class Membership:
         self._held_until = 0.0
         """When the other life's lease would have ended, as of the first refusal."""
         self._log = structlog.get_logger("lease").bind(node=self.node)
+        self._join_lines = Allowance(LOGGED_AT_ONCE, LOGGED_PER_SECOND)
         self._offers = OfferLog(self.node, self._clock)
 
     @property
@@ -207,7 +208,8 @@ class Membership:
             self._first_join = self._clock.now()
         self._facts_sent = facts
         self._readiness_sent, self._pods_at = None, -math.inf
-        self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
+        if self._join_lines.may(self._clock.now()):
+            self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
 
     async def _give_back(self) -> None:
         """What was on the disk, before each try to join: the store may have lost it, and may lose it again."""

@@ -20,7 +20,7 @@ from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
-from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.clock import Allowance, Clock
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
@@ -38,6 +38,10 @@ BELIEVED = 1000
 LOGGED_AGAIN = 60.0
 """Seconds until the log says again that the store is given the very same."""
 
+LOGGED_AT_ONCE, LOGGED_PER_SECOND = 10.0, 1 / 60
+"""Lines about joining, and as many about restoring the store, at once and in the long run: one that throws keys away is
+joined and given what it lacks twice a second."""
+
 
 class OfferLog:
     """What the log says of one agent's offers: a node that may not join yet makes the same one with each try."""
@@ -47,11 +51,12 @@ class OfferLog:
         self._log = structlog.get_logger("recovery").bind(node=node)
         self._last: Mapping[str, int] = {}
         self._until = 0.0
+        self._lines = Allowance(LOGGED_AT_ONCE, LOGGED_PER_SECOND)
 
     def restoring(self, **what: int) -> None:
-        """Once, and again with other numbers or a while later."""
+        """Once, and again with other numbers or a while later; within the bound of all lines."""
         now = self._clock.now()
-        if what != self._last or now >= self._until:
+        if (what != self._last or now >= self._until) and self._lines.may(now):
             self._last, self._until = what, now + LOGGED_AGAIN
             self._log.warning("restoring the store", **what)
 

@@ -18,7 +18,7 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.otherstore import Look
-from nodeagent.agent.recovery import LOGGED_AGAIN, Known
+from nodeagent.agent.recovery import LOGGED_AGAIN, LOGGED_AT_ONCE, LOGGED_PER_SECOND, Known, OfferLog
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
 from nodeagent.lease.statefiles import Pulse
@@ -551,6 +551,40 @@ async def test_the_log_says_once_what_each_try_to_join_gives_the_store(tmp_path:
     assert (await tries(), lines) == (2, [2, 1])
     clock.at += LOGGED_AGAIN
     assert (await tries(), lines) == (3, [2, 1, 1])
+
+
+async def test_an_agent_whose_store_is_lost_again_and_again_logs_some_of_its_joins(tmp_path: Path) -> None:
+    """One that throws keys away is joined twice a second."""
+    clock = Clock()
+    server = Server(clock.now)
+    lease = make_lease(tmp_path, clock, HereStore(server), "x")
+
+    async def lost(times: int) -> int:
+        with capture_logs() as logs:
+            for _ in range(times):
+                clock.at += 0.5
+                server.restart(keep_data=False)
+                await lease.beat()
+        assert lease.joined
+        return sum(log["event"] == "joined" for log in logs)
+
+    await lease.join()
+    first = LOGGED_AT_ONCE - 1
+    assert await lost(100) == first, "these take less than a minute"
+    assert await lost(120) == 1
+
+
+def test_what_the_store_is_given_is_logged_some_times_where_it_is_other_each_time() -> None:
+    clock = Clock()
+    log = OfferLog("n1", clock)
+    with capture_logs() as logs:
+        for rev in range(100):
+            log.restoring(rev=rev)
+    assert [line["rev"] for line in logs] == list(range(int(LOGGED_AT_ONCE)))
+    clock.at += 1 / LOGGED_PER_SECOND
+    with capture_logs() as logs:
+        log.restoring(rev=100)
+    assert [line["rev"] for line in logs] == [100]
 
 
 @pytest.mark.parametrize("other", ["", "version", "era"])
