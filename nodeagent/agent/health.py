@@ -108,14 +108,14 @@ class NodeHealth:
 
 def machine(config: AgentConfig, health: HealthConfig, facts: NodeFacts) -> Machine:
     """What there is to look at: the driver is asked where there is one, or where the config says so. What is in the
-    slots stands for GPUs that no driver has listed, whichever these are."""
+    slots stands for GPUs where no driver has listed any."""
     gpus = config.node.gpus
     named = None if gpus == "auto" else () if gpus == "none" else gpus
     interface = config.node.data_interface
     models = installed_slots() if gpus == "auto" else {}
     return Machine(
         boot=facts.boot_id, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
-        slots=tuple(models)[len(facts.gpus) :], models=models,
+        slots=() if facts.gpus else tuple(models), models=models,
         interfaces=(interface,) if interface else (), plugins=installed() if config.node.gpus == "auto" else (),
         checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip

@@ -68,7 +68,7 @@ class HealthRoutes:
             reasons.append(f"node {self.view.node} has not joined: {health.reason or 'not tried yet'}")
         if health.store_away_since is not None:
             away = max(0.0, time.time() - health.store_away_since)
-            ended = "; nothing runs on this node, whose lease has run out" if health.lease_left <= 0 else ""
+            ended = "; nothing runs on this node, which has no lease" if health.lease_left <= 0 else ""
             on = f"; {len(health.lent)} of the jobs here run on failsafe time" if health.lent else ended
             why = f"cannot serve ({health.store_unusable})" if health.store_unusable else "has not answered"
             reasons.append(f"the store {why} for {away:.1f} s: nothing can be changed, started or recovered{on}")

@@ -39,7 +39,7 @@ class Installed:
     """UUIDs that the config names: they are expected whatever is found, and no other GPU of the machine is this node's
     business. None: every one is."""
     slots: Sequence[str] = ()
-    """PCI addresses of GPUs that are installed, as many as no driver listed at the start."""
+    """PCI addresses of the GPUs that are installed, where no driver listed one at the start."""
     models: Mapping[str, str] = field(default_factory=dict)
     """PCI address to model of each GPU that is installed."""
 

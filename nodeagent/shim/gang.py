@@ -263,6 +263,9 @@ class LocalGang:
             return
         try:
             left = bool(self.parts.children.kill_orphans())
+            if self._unseen and self._stuck_check is not None:  # what it has only now killed has its time to end
+                self._stuck_check.cancel()
+                self._stuck_check = None
             self._unseen = False
         except OSError as error:  # no descriptor to look with
             print(f"what workers left behind is looked for again: {error.strerror}", file=sys.stderr, flush=True)
@@ -360,14 +363,14 @@ class LocalGang:
             self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._report_stuck)
 
     def _report_stuck(self) -> None:
-        self._stuck_check, unseen = None, self._unseen
+        check = self._stuck_check
         self.settle()  # the last look may have failed
-        if self.settled:
+        if self.settled or self._stuck_check is not check:
             return
-        if not unseen or self._unseen:  # else they are being killed only now
-            with contextlib.suppress(OSError):  # no descriptor to look with: as seen last
-                self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
-            self.parts.changed()
+        with contextlib.suppress(OSError):  # no descriptor to look with: as seen last
+            self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
+        self.parts.changed()
+        self._stuck_check = None
         self._watch_for_stuck()
 
     # -- what runs beside the workers

@@ -92,7 +92,7 @@ def _described(error: Exception) -> str:
 class Quickest:
     """The shortest time in which the store has lately answered anything: as far as it is away, or slow by itself."""
 
-    KEPT = 60.0
+    KEPT = 300.0
     """Seconds for which the shortest one counts, and at the most twice as long."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Quickest:
 
     @property
     def seconds(self) -> float:
-        """Of the last minute or two in which it answered; 0 if it never did."""
+        """Of the last five to ten minutes in which it answered; 0 if it never did."""
         least = min(self._least, self._before)
         return least if least < inf else 0.0
 
@@ -301,9 +301,9 @@ class CallersPace:
 
     LATE = 0.1
     """Seconds. A renewal of a lease waits in the same line, and counts as lost after ``Timing.store_timeout``."""
-    FIRST, MOST = 0.1, 5.0
-    """Seconds of the shortest pause and of the longest. No longer than callers wait, so that each gets through."""
-    AWAY = 0.25
+    FIRST, MOST = 0.1, 15.0
+    """Seconds of the shortest pause and of the longest."""
+    AWAY = 0.15
     """Seconds that a store may be away; one that answers nobody sooner is busy."""
     OF_ANSWER = 2
     """The least pause, in times that the late answer took."""

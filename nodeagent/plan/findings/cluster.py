@@ -102,7 +102,7 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
             )
         )
     away = agent.store_away is not None and agent.lease_left <= 0 and not agent.lent
-    stopped = ", and nothing runs on this node, whose lease has run out" if away else ""
+    stopped = ", and nothing runs on this node, which has no lease" if away else ""
     if agent.store_unusable:
         since = "" if agent.store_away is None else f" for {agent.store_away:.0f} s"
         found.append(

@@ -146,7 +146,7 @@ async def test_a_node_without_a_lease_and_failsafe_time_runs_nothing(tmp_path: P
     async with served(view) as session:
         _, ready = await answered(session, "/readyz")
     (reason,) = ready["reasons"]
-    assert reason.endswith("started or recovered; nothing runs on this node, whose lease has run out")
+    assert reason.endswith("started or recovered; nothing runs on this node, which has no lease")
 
 
 async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:

@@ -231,12 +231,12 @@ def test_the_agent_that_is_asked() -> None:
         (
             {"store_away": 7.2, "lease_left": 0.0},
             "error",
-            "for 7 s, and nothing runs on this node, whose lease has run out",
+            "for 7 s, and nothing runs on this node, which has no lease",
         ),
         (
             {"store_unusable": "full", "store_away": 7.2, "lease_left": 0.0},
             "error",
-            "as if it were away, and nothing runs on this node, whose lease has run out: full",
+            "as if it were away, and nothing runs on this node, which has no lease: full",
         ),
         ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store for 7 s, and goes on"),
         ({"undecided": {"j": "KeyError in job/gang.py, line 9"}}, "error", "its agent cannot decide about job j, and"),
