@@ -92,7 +92,7 @@ def _described(error: Exception) -> str:
 class Quickest:
     """The shortest time in which the store has lately answered anything: as far as it is away, or slow by itself."""
 
-    KEPT = 300.0
+    KEPT = 30.0
     """Seconds for which the shortest one counts, and at the most twice as long."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Quickest:
 
     @property
     def seconds(self) -> float:
-        """Of the last five to ten minutes in which it answered; 0 if it never did."""
+        """Of the last half to whole minute in which it answered; 0 if it never did."""
         least = min(self._least, self._before)
         return least if least < inf else 0.0
 
