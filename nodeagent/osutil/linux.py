@@ -505,9 +505,10 @@ class NotPlainError(OSError):
     """What the path names is no regular file."""
 
 
-def open_plain(path: os.PathLike[str] | str) -> BinaryIO:
-    """A regular file, for reading. Who opens a FIFO waits for a writer, for ever and without a word. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_plain(path: os.PathLike[str] | str, flags: int = 0) -> BinaryIO:
+    """A regular file, for reading. Who opens a FIFO waits for a writer, for ever and without a word. ``flags``: more of
+    them, such as ``O_NOFOLLOW``. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotPlainError(errno.EINVAL, "it is no regular file: replace it", os.fspath(path))

@@ -7,16 +7,16 @@ where the shim's control group has no count of its own, the machine's is taken, 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
-import stat
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nodeagent.osutil.linux import open_plain
 
 MAX_CHARS = 4000
 """Of a worker's last words."""
@@ -73,19 +73,10 @@ def exit_record(
     }
 
 
-def _open_plainly(path: str, _flags: int) -> int:
-    """A file to read: what a worker put there may be a link, a folder or a pipe. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "no file", path)
-    return fd
-
-
 def _from_error_file(path: Path) -> str:
     """The message of a TORCHELASTIC_ERROR_FILE: torch's record, or plain text."""
     try:
-        with open(path, "rb", opener=_open_plainly) as file:
+        with open_plain(path, os.O_NOFOLLOW) as file:  # a worker may have put a link, a folder or a pipe there
             text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
     except OSError:  # it is not there, is no file, or its disk fails
         return ""

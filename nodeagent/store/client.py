@@ -31,7 +31,7 @@ from nodeagent.store.calls import CALLERS_QUEUE, Calls
 from nodeagent.store.decoder import COMPARED, Base, Decoder
 from nodeagent.store.endpoint import HostAddresses, look_up
 from nodeagent.store.errors import key_differs, strict
-from nodeagent.store.link import CallersLinks, Links, Quickest
+from nodeagent.store.link import CallersLinks, Links
 from nodeagent.store.messages import (
     PAGE_BYTES,
     Answer,
@@ -735,13 +735,10 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float, key: KeyMark = 
     used.
     """
     config = RedisConfig(url=at) if isinstance(at, str) else at
-    hosts, quickest = HostAddresses(look_up), Quickest()
-    commands = Links(config, COMMAND_LINKS, timeout, addresses=hosts, quickest=quickest)
+    hosts = HostAddresses(look_up)
+    commands = Links(config, COMMAND_LINKS, timeout, addresses=hosts)
     waits = Links(config, WAIT_LINKS, timeout, longest=LONGEST_ENTRIES, addresses=hosts)
-    reads, changes = (
-        CallersLinks(config, CALLERS_LINKS, timeout, CALLERS_QUEUE, addresses=hosts, quickest=quickest)
-        for _ in range(2)
-    )
+    reads, changes = (CallersLinks(config, CALLERS_LINKS, timeout, CALLERS_QUEUE, hosts) for _ in range(2))
     wanted = config.replicas_wanted
     calls = Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes)
     return RedisStore(calls, key)

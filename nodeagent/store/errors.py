@@ -13,6 +13,11 @@ from nodeagent.store.link import NoPrimaryError
 from nodeagent.store.whois import NotPrimaryError
 from nodeagent.store.wire import ReplyError, TooLongError, is_about_tls
 
+_FULL = "OOM command not allowed"
+"""In an error of a command, or of a script: the server has no memory for it."""
+_NUMERIC = re.compile(r"(\[.*\]|[\d.]+):\d+")
+"""An address and a port, in which no name is to be resolved."""
+
 
 @contextmanager
 def strict() -> Iterator[None]:
@@ -25,12 +30,6 @@ def strict() -> Iterator[None]:
             f"a record in the store cannot be read by this version of nodeagent: {error}. "
             "Install the version that the other nodes run",
         ) from error
-
-
-_FULL = "OOM command not allowed"
-"""In an error of a command, or of a script: the server has no memory for it."""
-_NUMERIC = re.compile(r"(\[.*\]|[\d.]+):\d+")
-"""An address and a port, in which no name is to be resolved."""
 
 
 class NotReplicatedError(ConnectionError):

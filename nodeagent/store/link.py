@@ -101,7 +101,8 @@ class Quickest:
 
     def answered(self, took: float, now: float) -> None:
         if now >= self._until:
-            self._before, self._least, self._until = self._least, inf, now + self.KEPT
+            last = self._least if now < self._until + self.KEPT else inf
+            self._before, self._least, self._until = last, inf, now + self.KEPT
         self._least = min(self._least, took)
 
     @property
@@ -118,10 +119,9 @@ SENTINEL_SHARE = 0.5
 class StoreLink:
     """One connection, and what its server reports about itself."""
 
-    def __init__(self, endpoint: StoreEndpoint, patience: float, quickest: Quickest | None = None) -> None:
+    def __init__(self, endpoint: StoreEndpoint, patience: float) -> None:
         self._endpoint = endpoint
         self._patience = patience
-        self._quickest = quickest or Quickest()
         self._connection: Connection | None = None
         self.run_id = ""
         """Identity of the server process, and of the history of its writes: a primary that was a replica in between is
@@ -131,6 +131,8 @@ class StoreLink:
         """The server that the link leads to, once opened."""
         self.longest = 0.0
         """Seconds of the longest wait for a reply since this was set to 0. The wait for replicas does not count."""
+        self.shortest = inf
+        """Likewise of the shortest, since this was set to infinity; the reply to the greeting counts."""
 
     async def open(self) -> None:
         """Find the server, connect, and ask for its identity."""
@@ -144,7 +146,7 @@ class StoreLink:
         for _ in greeting:
             await self._connection.receive()
         self.info = parse_info(await self._connection.receive())
-        self._quickest.answered(now() - began, now())
+        self.shortest = now() - began
         self.run_id = identity(self.info)
         self.reached = self._connection.reached
 
@@ -166,7 +168,7 @@ class StoreLink:
         try:
             await self._connection.send(*command)
             reply = await self._connection.receive()
-            self._quickest.answered(now() - began, now())
+            self.shortest = min(self.shortest, now() - began)
             return reply
         finally:
             self.longest = max(self.longest, 0.0 if is_wait else now() - began)
@@ -203,7 +205,7 @@ class StoreLink:
 class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each. ``queue``: seconds that
     a call may wait for a link; None: as long as its caller lets it. ``longest``: bytes of a reply at most.
-    ``addresses`` and ``quickest``: what other links to the store know of its hosts, and of its answers, too."""
+    ``addresses``: what other links to the store know of its hosts, too."""
 
     def __init__(
         self,
@@ -214,9 +216,7 @@ class Links:
         *,
         longest: int = LONGEST_REPLY,
         addresses: HostAddresses | None = None,
-        quickest: Quickest | None = None,
     ) -> None:
-        self._quickest = quickest or Quickest()
         self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at, longest, addresses)
         self._timeout, self._queue, self._patience = timeout, queue, SENTINEL_SHARE * timeout
         self.address = str(self._endpoint.place)
@@ -236,7 +236,7 @@ class Links:
         try:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = await self._unused() or StoreLink(self._endpoint, self._patience, self._quickest)
+            link = await self._unused() or StoreLink(self._endpoint, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:
@@ -294,10 +294,10 @@ class Links:
 class CallersPace:
     """How long what callers ask of the store is held back. They may ask any number of agents, and each agent sees by
     late answers alone that all together keep the store busy: later than those of a store that is as far away, but has
-    nothing to do. A late answer makes the pause before the next request
-    twice as long, and longer than the answer took; one in time makes it a fifth shorter, a quick one much shorter. So
-    together they ask as often as the store answers within about ``LATE`` seconds, however many the agents are. Between
-    half of the pause and all of it is waited for, so that agents do not ask together."""
+    nothing to do. A late answer makes the pause before the next request twice as long, and longer than the answer
+    took; one in time makes it a fifth shorter, a quick one much shorter. So together they ask as often as the store
+    answers within about ``LATE`` seconds, however many the agents are. Between half of the pause and all of it is
+    waited for, so that agents do not ask together."""
 
     LATE = 0.1
     """Seconds. A renewal of a lease waits in the same line, and counts as lost after ``Timing.store_timeout``."""
@@ -336,17 +336,10 @@ class CallersLinks(Links):
     """Links for what callers of the API ask for: in turn, within ``queue`` seconds, and at their ``CallersPace``."""
 
     def __init__(
-        self,
-        at: str | RedisConfig,
-        limit: int,
-        timeout: float,
-        queue: float,
-        *,
-        addresses: HostAddresses | None = None,
-        quickest: Quickest | None = None,
+        self, at: str | RedisConfig, limit: int, timeout: float, queue: float, addresses: HostAddresses | None = None
     ) -> None:
-        super().__init__(at, limit, timeout, queue, addresses=addresses, quickest=quickest)
-        self._pace, self._bound = CallersPace(), queue
+        super().__init__(at, limit, timeout, queue, addresses=addresses)
+        self._pace, self._quickest, self._bound = CallersPace(), Quickest(), queue
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[StoreLink]:
@@ -356,7 +349,10 @@ class CallersLinks(Links):
             try:
                 yield link
             finally:
-                self._pace.answered(link.longest, asyncio.get_running_loop().time(), self._quickest.seconds)
+                now = asyncio.get_running_loop().time()
+                self._quickest.answered(link.shortest, now)
+                link.shortest = inf
+                self._pace.answered(link.longest, now, self._quickest.seconds)
 
     async def _enter(self) -> None:
         now = asyncio.get_running_loop().time

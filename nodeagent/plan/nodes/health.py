@@ -23,8 +23,10 @@ WINDOW = 600.0
 WINDOW_MS = millis(WINDOW)
 ONE_IN = 10
 """Of so many nodes one may become unfit within the window; at least one always may."""
-NO_DRIVER, UNLISTED = "probe.nvml.broken", "nvml.unlisted"
+NO_DRIVER = "probe.nvml.broken"
 """NVIDIA's driver is not there, or answers nobody."""
+UNLISTED = "nvml.unlisted"
+"""NVIDIA's driver tells nothing of a GPU that is in its slot."""
 APP_REPEATS = "xid.app.repeats"
 """Application errors that come back on one GPU: on GPUs of several nodes they are the application's after all."""
 

@@ -59,6 +59,8 @@ def test_the_quickest_answer_counts_for_a_while() -> None:
         assert quickest.seconds == 0.1
     quickest.answered(0.3, now + 2.1 * quickest.KEPT)
     assert quickest.seconds == 0.3
+    quickest.answered(0.4, now + 9 * quickest.KEPT)
+    assert quickest.seconds == 0.4, "nobody asked meanwhile"
 
 
 TIMEOUT, SECONDS = 0.5, 60.0
